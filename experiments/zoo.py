@@ -6,6 +6,7 @@ Writes to `src/volvox/runs/agents`. Training on other hardware gives other bits.
 """
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,13 @@ LINEAGES = {
     "zaxxon-ga": "ga-low-rank-noise/zaxxon-v5-2.5-million-frames/seed-0",
 }
 """Run directories under `experiments/results`."""
+
+
+def committed(directory: Path) -> tuple[vx.Run, dict[str, str]]:
+    """Returns a committed run, and how it was trained."""
+    made = json.loads((directory / "run.json").read_text())
+    origin = {"command": f"python experiments/{made['command']}", "revision": made["commit"], "date": made["date"]}
+    return vx.load(directory), origin
 
 
 def learn(settings: Any, network: Any, env: vx.Env, timesteps: int) -> vx.Run:
@@ -81,8 +89,8 @@ class Settings:
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
     for name in settings.only or (*LINEAGES, *TRAINED):
-        run = vx.load(ROOT / "results" / LINEAGES[name]) if name in LINEAGES else TRAINED[name]()
-        path = run.publish(AGENTS / name, num_episodes=settings.episodes)
+        run, origin = (TRAINED[name](), None) if name in TRAINED else committed(ROOT / "results" / LINEAGES[name])
+        path = run.publish(AGENTS / name, origin=origin, num_episodes=settings.episodes)
         card = vx.zoo.card(path)
         print(f"{name}: {card['mean']:.1f} [{card['low']}, {card['high']}], {path.stat().st_size} bytes", flush=True)
     return 0

@@ -1,5 +1,6 @@
-"""Runs: training, run directories, loading, profiling, tuning, loggers, and export."""
+"""Runs: training, run directories, loading, profiling, tuning, sweeps, the zoo, loggers, and export."""
 
+from volvox.runs import zoo
 from volvox.runs.train import log_arrays
 
-__all__ = ["log_arrays"]
+__all__ = ["log_arrays", "zoo"]

@@ -14,7 +14,7 @@ executes no code of the file; see `volvox.load`.
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,21 @@ def card(name: str | os.PathLike[str]) -> dict[str, Any]:
     return _read(_path(name))[0]["card"]
 
 
-def publish(run: Run, path: str | os.PathLike[str], *, licence: str = "Apache-2.0", **options: Any) -> Path:
+def publish(
+    run: Run,
+    path: str | os.PathLike[str],
+    *,
+    licence: str = "Apache-2.0",
+    origin: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Path:
     """Writes the best policy of a run to a file that `load` reads.
 
     Args:
       run: The run.
       path: The file; it ends in `.safetensors`, which is added if it is missing.
       licence: Licence under which others may use the agent.
+      origin: `command`, `revision` and `date` of the training. None: those of the run directory, or of this program.
       **options: Arguments of `Run.evaluate`, which gives the score.
 
     Returns:
@@ -93,11 +101,11 @@ def publish(run: Run, path: str | os.PathLike[str], *, licence: str = "Apache-2.
     """
     path, algorithm, score = Path(path), run.algorithm, run.evaluate(**options)
     path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
-    saved = {"algorithm": to_json(algorithm.config)} | (provenance() if run.run_dir is None else {})
-    config = saved if run.run_dir is None else read_config(run.run_dir)
+    config = {"algorithm": to_json(algorithm.config)} if run.run_dir is None else read_config(run.run_dir)
+    origin = config.get("provenance") or provenance() if origin is None else origin
     about: dict[str, Any] = {"environment": algorithm.env.spec.name, "protocol": score.protocol, "about": score.about}
     about |= {"mean": score.mean, "low": score.low, "high": score.high, "num_episodes": len(score.returns)}
-    about |= {key: config.get(key) for key in ("command", "revision", "date")} | {"licence": licence}
+    about |= {key: origin.get(key) for key in ("command", "revision", "date")} | {"licence": licence}
     text = {"card": about, "config": {"algorithm": config["algorithm"]}}
     if algorithm.genome is None:
         weights = {key: np.asarray(x) for key, x in _named(run.variables()).items()}
