@@ -8,7 +8,7 @@ TRAIN ?= quick
 DOCS ?= docs/_build/html
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help setup train check lint test test-slow test-all test-exact test-newest docs dist bench gpu-dry-run clean
+.PHONY: help setup train check lint test test-slow test-all test-exact test-newest docs dist test-dist bench gpu-dry-run clean
 
 help:
 	@echo "make train        install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
@@ -76,7 +76,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
@@ -89,6 +89,11 @@ docs: $(VENV)/.installed-docs
 dist: $(VENV)/.installed-dev
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+
+# TAG is the tag of a release, "v" and the version.
+test-dist: dist
+	test -z "$(TAG)" || test "$(TAG)" = "v$$($(BIN)/python -c 'import volvox; print(volvox.__version__)')"
+	$(PYTEST) -m slow tests/test_packaging.py
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/population_forward.py

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -43,7 +44,7 @@ PARTS = {
     "jax_envs": (60, "jax_envs.py --json --suite cartpole --turns 2 --seconds 5", "--seconds 0.1 --num-envs 8"),
     "sac": (160, f"{UPDATES} --learner sac", SMALL_UPDATES),
     "ppo_bfloat16": (100, "ppo.py --json --dtype bfloat16 --seconds 5 --turns 1", "--seconds 0.3 --num-envs 2"),
-    "many_learners": (100, "many_learners.py --json --parts ppo --turns 2", "--ppo-learners 2 --rounds 2"),
+    "many_learners": (100, "many_learners.py --json --parts ppo --turns 2 --rounds 10", "--ppo-learners 2 --rounds 2"),
     "forward": (100, "population_forward.py --json --num-networks 1024", "--num-networks 4 --size small --repeats 2"),
     "td3": (160, UPDATES, SMALL_UPDATES),
     "ppo": (140, "ppo.py --json --peers --seconds 8 --turns 2", "--seconds 0.3 --turns 1 --num-envs 2"),
@@ -79,7 +80,7 @@ def part(name: str, options: Options, left: float, environment: dict[str, str]) 
     """Returns the figures of one part, or the last lines of its output if it failed."""
     began, (limit, command, small) = time.perf_counter(), PARTS[name]
     words = [sys.executable, *command.split(), *(small.split() if options.dry_run else [])]
-    if options.dry_run and find_spec("torch") is None and "--peers" in words:
+    if find_spec("torch") is None and "--peers" in words:
         words.remove("--peers")
     run_dir = Path(environment["JAX_COMPILATION_CACHE_DIR"], name)
     if name.startswith("atari"):
@@ -132,13 +133,16 @@ def main() -> int:
             # Two parts run at once; threads of PyTorch that wait actively would take each other's processors.
             environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "OMP_WAIT_POLICY": "passive"}
 
+        lock = threading.Lock()
+
         def run(name: str) -> None:
             left = 60 * options.minutes - (time.perf_counter() - began)
             found: dict[str, Any] = {"exit_code": None, "output": ["not begun: no time was left"]}
             if left >= 10:
                 found = part(name, options, left, environment)
-            result["parts"] |= {name: found}
-            out.write_text(json.dumps(result, indent=1) + "\n")
+            with lock:
+                result["parts"] |= {name: found}
+                out.write_text(json.dumps(result, indent=1) + "\n")
             short = {k: round(v, 3) for k, v in found.items() if isinstance(v, float)}
             print(f"{name}: exit code {found['exit_code']}, {short}", flush=True)
 

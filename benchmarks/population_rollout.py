@@ -116,9 +116,13 @@ def rollout(
     population = setting.population(evaluator.encoding, size, options.seed)
     how = {"max_episode_steps": cutoff, "pool_seed": options.seed, "test": options.host}
     evaluator.evaluate(population, 1, seed=0, **how)
-    began = time.perf_counter()
-    (evaluation, statistics), idle = with_idle_share(lambda: evaluator.evaluate(population, 1, seed=1, **how))
-    seconds, lengths = time.perf_counter() - began, np.asarray(evaluation.lengths)
+
+    def play() -> tuple[Any, Any, float]:
+        began = time.perf_counter()
+        return *evaluator.evaluate(population, 1, seed=1, **how), time.perf_counter() - began
+
+    (evaluation, statistics, seconds), idle = with_idle_share(play)
+    lengths = np.asarray(evaluation.lengths)
     figures = {
         "stepped_per_s": statistics.stepped / seconds,
         "makespan_over_bound": statistics.makespan_over_bound(lengths),

@@ -46,8 +46,11 @@ PRESETS = {
         Settings(learner=vx.PQN.cleanrl(), env=Atari(game="Pong", num_envs=8)),
     ),
     "gpu": (
-        "As paper, for one GPU and 16 cores: 1 billion frames; epsilon falls in the first 4 million.",
-        Settings(learner=vx.PQN.atari(), run=Run(run_dir="runs/atari_pqn", frames=1_000_000_000, checkpoint_every=4)),
+        "As paper, for one GPU and 16 cores: 1 billion frames; epsilon falls in the first tenth.",
+        Settings(
+            learner=dataclasses.replace(vx.PQN.atari(), epsilon=optax.linear_schedule(1.0, 0.001, 25_000_000)),
+            run=Run(run_dir="runs/atari_pqn", frames=1_000_000_000, checkpoint_every=100),
+        ),
     ),
     "desktop": ("For two cores: a small network, normalised images, short segments, 8 M frames.", DESKTOP),
 }

@@ -33,12 +33,15 @@ def test_the_wheel_runs_the_example_of_readme(tmp_path):
     run(sys.executable, *build, cwd=tmp_path)
     (wheel,) = tmp_path.glob("volvox_rl-*.whl")
     assert wheel.stat().st_size <= 2_000_000
-    assert {"volvox/py.typed", "volvox/envs/atari_scores.csv"} <= set(zipfile.ZipFile(wheel).namelist())
+    names = {"volvox/py.typed", "volvox/envs/atari_scores.csv", "volvox/runs/agents/frostbite-ga.safetensors"}
+    assert names <= set(zipfile.ZipFile(wheel).namelist())
 
     run(sys.executable, "-m", "venv", "fresh", cwd=tmp_path)
     python = str(tmp_path / "fresh" / "bin" / "python")
     run(python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel), cwd=tmp_path)
     assert "envpool plays Pong" in run(str(tmp_path / "fresh" / "bin" / "volvox"), "doctor", cwd=tmp_path)
+
+    assert "frostbite-ga" in run(str(tmp_path / "fresh" / "bin" / "volvox"), "zoo", cwd=tmp_path)
 
     blocks = re.findall(r"(?:^(?: {4}.*)?\n)+", (ROOT / "README.md").read_text(), re.MULTILINE)
     (example,) = (block for block in blocks if "vx.evolve(" in block)

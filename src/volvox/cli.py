@@ -42,8 +42,10 @@ from volvox.runs.profile import profile as profile_algorithm
 from volvox.runs.run import Which, load
 from volvox.runs.sweep import Sweep
 
-_ZOO = "zoo:"
 RunDir = Annotated[Path, tyro.conf.arg(metavar="RUN")]
+RunName = Annotated[str, tyro.conf.arg(metavar="RUN")]
+_ZOO = "zoo:"
+"""What the name of an agent of the zoo begins with."""
 _SHOWN = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, DamagedCheckpointError)
 _SHOWN += (gymnasium.error.Error, zipfile.BadZipFile)
 """Exceptions that are shown in one line, without a traceback."""
@@ -88,7 +90,7 @@ def zoo() -> None:
 
 
 def play(
-    run: RunDir,
+    run: RunName,
     /,
     *,
     episodes: int | None = None,
@@ -109,11 +111,13 @@ def play(
       seed: Seed of the environments and the actions; training is unlikely to use the default.
     """
     if video:
-        return watch(run, which=which, seed=0)
-    if run.suffix == ".onnx":
+        if episodes is not None or protocol is not None:
+            raise ValueError("--video records one episode: leave --episodes and --protocol out")
+        return watch(run, which=which, seed=seed)
+    if Path(run).suffix == ".onnx":
         raise ValueError(f"{run}: this command plays runs and .stablehlo files; in Python, vx.load(file) acts")
     loaded: Any = _loaded(run)
-    if is_exported(run):
+    if is_exported(Path(run)):
         evaluate: Any = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
     else:
         evaluate = partial(loaded.evaluate, which=which)
@@ -123,17 +127,12 @@ def play(
         print(evaluate(protocol="exact", seed=seed))
 
 
-def _agent(run: Path) -> str:
-    """Returns the name after `zoo:`; "" for other runs."""
-    return str(run).removeprefix(_ZOO) if str(run).startswith(_ZOO) else ""
-
-
-def _loaded(run: Path) -> Any:
-    return agents.load(_agent(run)) if _agent(run) else load(run)
+def _loaded(run: str) -> Any:
+    return agents.load(run.removeprefix(_ZOO)) if run.startswith(_ZOO) else load(run)
 
 
 def watch(
-    run: RunDir, /, *, out: Path | None = None, which: Which = "best", members: int | None = None, seed: int = 0
+    run: RunName, /, *, out: Path | None = None, which: Which = "best", members: int | None = None, seed: int = 0
 ) -> None:
     """Records a video of one episode.
 
@@ -144,9 +143,10 @@ def watch(
       members: Number of members of a population, or of several learners, that play side by side; by default one.
       seed: The environment's seed.
     """
-    name = _agent(run)
-    out = Path(f"{Path(name).stem}.mp4") if name and out is None else out
-    (_loaded(run) if name else load(_run_dir(run))).watch(out, which=which, members=members, seed=seed)
+    if out is None and run.startswith(_ZOO):
+        out = Path(f"{Path(run.removeprefix(_ZOO)).stem}.mp4")
+    _run_dir(Path(run))
+    _loaded(run).watch(out, which=which, members=members, seed=seed)
 
 
 def plot(run: RunDir, /, *, out: Path | None = None) -> None:

@@ -40,6 +40,12 @@ def test_a_published_policy_is_loaded_with_its_card(learned, tmp_path):
     assert (card["environment"], card["mean"], card["num_episodes"]) == ("CartPole", score.mean, 3)
 
 
+def test_a_loaded_agent_is_not_published_again(learned, tmp_path):
+    loaded = vx.zoo.load(learned.publish(tmp_path / "mine", num_episodes=2))
+    with pytest.raises(ValueError, match="copy that file"):
+        loaded.publish(tmp_path / "copy")
+
+
 def test_a_lineage_is_published_instead_of_weights(tmp_path):
     run = vx.train(evolution(), steps=2, progress=False, run_dir=tmp_path / "run")
     path = run.publish(tmp_path / "mine", num_episodes=2)
@@ -47,11 +53,17 @@ def test_a_lineage_is_published_instead_of_weights(tmp_path):
     same(vx.zoo.load(path).variables(), run.variables())
 
 
-def test_weights_of_another_network_are_refused(learned, tmp_path):
+@pytest.mark.parametrize(
+    "change", [lambda x: x.astype(np.float16), lambda x: x[..., :-1], None], ids=["type", "shape", "name"]
+)
+def test_weights_of_another_network_are_refused(change, learned, tmp_path):
     path = learned.publish(tmp_path / "mine", num_episodes=2)
     with safe_open(path, "numpy") as file:
-        text = file.metadata()
-    save_file({"kernel": np.zeros(3, np.float32)}, path, text)
+        text, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    changed = {f"{name}s": x for name, x in weights.items()}
+    if change is not None:
+        changed = {name: np.ascontiguousarray(change(x)) for name, x in weights.items()}
+    save_file(changed, path, text)
     with pytest.raises(ValueError, match="do not fit"):
         vx.zoo.load(path)
 
@@ -87,9 +99,12 @@ def test_an_agent_goes_to_the_hub_and_back(learned, tmp_path, monkeypatch):
     hub = Hub(tmp_path)
     module = SimpleNamespace(HfApi=lambda: hub, hf_hub_download=hub.hf_hub_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    monkeypatch.chdir(tmp_path)
     assert vx.zoo.push_to_hub(learned, "me/mine", num_episodes=2) == "https://hub/me/mine/agent.safetensors"
     assert b"hf://me/mine" in hub.files["me/mine", "README.md"]
     same(vx.zoo.load("hf://me/mine").variables(), learned.variables())
+    assert cli.main(["watch", "zoo:hf://me/mine"]) == 0
+    assert (tmp_path / "mine.mp4").exists()
 
 
 def test_the_hub_needs_its_extra(monkeypatch):

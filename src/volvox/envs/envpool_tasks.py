@@ -42,9 +42,9 @@ Protocol = Literal["sticky", "exact", "fresh"]
 """How a score is measured; see `volvox.play`."""
 STICKINESS = 0.25
 """Probability of repeated actions under the protocol "sticky" (Machado et al. 2018, arXiv 1709.06009)."""
-# Rows and columns of a screen, also of the few games with more rows.
 _EGL = "libEGL.so.1"
 _NOT_DRAWN = ("envpool.gfootball", "envpool.toy_text")
+# Rows and columns of a screen, also of the few games with more rows.
 _SCREEN = (210, 160)
 # Games whose minimal action set (that of ALE 0.11) does not have FIRE in the second place.
 _FIRE_IS_NOT_SECOND = (

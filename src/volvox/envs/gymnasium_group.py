@@ -102,7 +102,8 @@ def gymnasium(
         extras=("elapsed_steps",),
     )
 
-    draws = isinstance(make_env, str) or "render_mode" in inspect.signature(make_env).parameters
+    modes = probe.metadata.get("render_modes") or ()
+    draws = "rgb_array" in modes and (not callable(make_env) or "render_mode" in inspect.signature(make_env).parameters)
 
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, render_mode: str | None = None

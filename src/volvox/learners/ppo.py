@@ -38,6 +38,8 @@ _SHUFFLES = 2**31
 class PPO:
     """Settings of proximal policy optimisation, with the defaults of CleanRL's ppo.py, but a constant learning rate.
 
+    `atari` lists other differences.
+
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
       learning_rate: Learning rate: a number, or a schedule over updates. None: `optimizer` is ready-made.
@@ -49,7 +51,8 @@ class PPO:
       num_epochs: Number of passes through the data of a round.
       num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
       clip: Largest change ε of the probability ratio that the objective rewards.
-      value_clip: Largest change of a value since it was predicted that the loss rewards. None: it is not clipped.
+      value_clip: Largest change of a value since it was predicted that the loss rewards. It is absolute, so it needs
+        `normalize_rewards` where returns are large. None: it is not clipped.
       kl_stop: Approximate KL divergence of an epoch's last minibatch above which no further epoch begins. None: all
         epochs run.
       normalize_advantages: Whether advantages have mean 0 and standard deviation 1 in each minibatch.

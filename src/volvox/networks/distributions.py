@@ -41,7 +41,7 @@ class Categorical:
         return self.take(_log_softmax(output, epsilon), action)
 
     def take(self, output: Array, action: Array) -> Array:
-        """Returns the entries `[...]` of the actions, for example their values."""
+        """Returns the entries `[...]` of the actions, for example their values; 0 for actions that do not exist."""
         # A gather's gradient is a scatter, which is slow on CPUs.
         return jnp.where(action[..., None] == jnp.arange(self.size), output, 0.0).sum(axis=-1)
 

@@ -218,7 +218,7 @@ class Run:
           path: The MP4 file; default `episode.mp4` in the run directory.
           which: The best policy so far, or the last; see `variables`.
           members: Number of policies that play side by side: the elite and the parents of a population with lineages,
-            or the first of several learners. None: one policy.
+            or the latest policies of the first of several learners. None: one policy, `which`.
           seed: The environment's seed.
           max_episode_steps: Timesteps after which the episode is truncated; default: the environment's limit.
 
@@ -247,7 +247,7 @@ class Run:
         elif self.state is not None:
             found = [variables(self.state) for variables in algorithm.learners]
         if integer("members", count, low=1) > len(found):
-            raise ValueError(f"members={count}: this run keeps {len(found)}")
+            raise ValueError(f"members={count}: this run keeps {len(found)}; a GA or several learners have more")
         return jax.tree.map(lambda *x: jnp.stack(x), *found[:count])
 
     def _directory(self, method: str) -> Path:

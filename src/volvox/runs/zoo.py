@@ -21,9 +21,9 @@ from typing import Any
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
-from volvox.report.files import ELITE, read_config
+from volvox.report.files import ELITE, read_config, write_file
 from volvox.runs.config import to_json
 from volvox.runs.directory import provenance
 from volvox.runs.run import Run, rebuild
@@ -60,12 +60,12 @@ def load(name: str | os.PathLike[str], *, custom: Iterable[Any] = ()) -> Run:
     """
     path = _path(name)
     text, weights = _read(path)
-    algorithm = rebuild(text["config"]["algorithm"], tuple(custom), str(path))
+    algorithm = rebuild(text["config"]["algorithm"], tuple(custom), path)
     if "lineage" in text:
         return Run(algorithm, None, [], None, interrupted=None, elite=algorithm.from_genome(text["lineage"]))
     like = jax.eval_shape(algorithm.policy.init, jax.random.key(0))
     names = _named(like)
-    if {key: x.shape for key, x in names.items()} != {key: x.shape for key, x in weights.items()}:
+    if {key: (x.shape, x.dtype) for key, x in names.items()} != {key: (x.shape, x.dtype) for key, x in weights.items()}:
         raise ValueError(f"{path}: its weights do not fit the network of its settings")
     variables = jax.tree.unflatten(jax.tree.structure(like), [weights[key] for key in names])
     return Run(algorithm, None, [], None, interrupted=None, elite=variables)
@@ -97,8 +97,10 @@ def publish(
       The file.
 
     Raises:
-      ValueError: The run has no policy, or `Run.evaluate` refuses an argument.
+      ValueError: The run has no policy or comes from such a file, or `Run.evaluate` refuses an argument.
     """
+    if run.state is None and run.run_dir is None:
+        raise ValueError("this run was loaded from a published file: copy that file")
     path, algorithm, score = Path(path), run.algorithm, run.evaluate(**options)
     path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
     config = {"algorithm": to_json(algorithm.config)} if run.run_dir is None else read_config(run.run_dir)
@@ -114,7 +116,7 @@ def publish(
         stored = run.state is None and run.run_dir is not None
         text["lineage"] = json.loads((run.run_dir / ELITE).read_text()) if stored else algorithm.genome(run.state)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(weights, path, {key: json.dumps(value) for key, value in text.items()})
+    write_file(path, save(weights, {key: json.dumps(value) for key, value in text.items()}))
     return path
 
 
@@ -148,7 +150,7 @@ def push_to_hub(run: Run, repository: str, **options: Any) -> str:
 def _path(name: str | os.PathLike[str]) -> Path:
     if str(name).startswith(_HUB):
         return Path(_hub().hf_hub_download(str(name).removeprefix(_HUB), _HUB_FILE))
-    for path in (Path(name), _AGENTS / f"{name}{SUFFIX}"):
+    for path in (_AGENTS / f"{name}{SUFFIX}", Path(name)):
         if path.is_file():
             return path
     names = ", ".join(path.stem for path in sorted(_AGENTS.glob(f"*{SUFFIX}")))
@@ -163,8 +165,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is not a file of run.publish: {error}") from error
-    if not {"card", "config"} <= text.keys():
-        raise ValueError(f"{path} is not a file of run.publish: it has no card")
+    if not isinstance(text.get("card"), dict) or "algorithm" not in text.get("config", ()):
+        raise ValueError(f"{path} is not a file of run.publish: it has no card or no settings")
     return text, weights
 
 
