@@ -102,8 +102,10 @@ def gymnasium(
         extras=("elapsed_steps",),
     )
 
-    modes = probe.metadata.get("render_modes") or ()
-    draws = "rgb_array" in modes and (not callable(make_env) or "render_mode" in inspect.signature(make_env).parameters)
+    if callable(make_env):
+        draws = "render_mode" in inspect.signature(make_env).parameters
+    else:
+        draws = "rgb_array" in (probe.metadata.get("render_modes") or ())
 
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, render_mode: str | None = None
