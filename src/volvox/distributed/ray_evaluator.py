@@ -15,7 +15,7 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal
 
 import jax
@@ -96,16 +96,12 @@ class RaySettings:
         """
         if self.num_actors in (None, 1):
             return make_local()
-        try:
-            import ray  # noqa: F401
-        except ImportError as error:
-            raise ImportError("vx.distributed.ray needs Ray: pip install 'volvox-rl[ray]'") from error
+        _import_ray()
         return RayEvaluator(self, make_local, num_slots, chunk_seconds)
 
     def connect(self) -> None:
         """Connects this process to Ray, unless it is connected."""
-        import ray
-
+        ray = _import_ray()
         if not ray.is_initialized():
             handler = signal.getsignal(signal.SIGTERM)
             with warnings.catch_warnings():
@@ -140,7 +136,7 @@ class RaySettings:
         options = {"num_cpus": num_cpus or 1, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
         return dict.fromkeys(range(int(count or 1)), options)
 
-    def run(self, function: Callable[[Any], Any], next_job: Callable[[], Any]) -> Iterator[tuple[Any, Any]]:
+    def run(self, function: Callable[[Any], Any], next_job: Callable[[], Any]) -> Generator[tuple[Any, Any]]:
         """Calls a function of a job in Ray tasks, one at a time in the place of each actor.
 
         Args:
@@ -150,10 +146,11 @@ class RaySettings:
         Yields:
           (job, result), as tasks end. Tasks that run when the iteration stops get a SIGINT, and a minute to end.
         """
-        import ray
+        ray, jax_options = _import_ray(), _jax_options()
 
-        def task(job: Any) -> Any:
-            return function(job)  # Ray accepts no `functools.partial`
+        def task(job: Any) -> Any:  # Ray accepts no `functools.partial`
+            _set_jax_options(jax_options)
+            return function(job)
 
         self.connect()
         idle, running = list(self.places().values()), dict[Any, tuple[Any, Any]]()
@@ -174,6 +171,23 @@ class RaySettings:
                 ray.cancel(call)
             if running:
                 ray.wait(list(running), num_returns=len(running), timeout=60)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError("vx.distributed.ray needs Ray: pip install 'volvox-rl[ray]'") from error
+    return ray
+
+
+def _jax_options() -> dict[str, Any]:
+    return {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
+
+
+def _set_jax_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        jax.config.update(name, value)
 
 
 Chunk = tuple[Population, tuple[Array, Array]]
@@ -225,8 +239,7 @@ class PopulationActor:
     """Evaluates chunks with an evaluator of its own."""
 
     def __init__(self, make_local: Callable[[], PopulationEvaluator], jax_options: dict[str, Any]):
-        for name, value in jax_options.items():
-            jax.config.update(name, value)
+        _set_jax_options(jax_options)
         self._local = make_local()
         self._lineage: Member | None = None
         self._bases: ArrayTree = None
@@ -432,8 +445,7 @@ class RayEvaluator:
         for key, options in self._settings.places().items():
             if key not in self._actors:
                 make: Any = ray.remote(max_restarts=-1, **options)(PopulationActor)
-                jax_options = {name: getattr(jax.config, name) for name in _JAX_OPTIONS}
-                self._actors[key] = make.remote(self._make_local, jax_options)
+                self._actors[key] = make.remote(self._make_local, _jax_options())
                 self._await_start(key)
 
 

@@ -408,7 +408,7 @@ class Loop:
         self.groups, self.envs, self.run_chunk, self.standing = (), (), None, None
 
 
-@jax.jit  # one program for all shapes
+@jax.jit  # one call instead of one for each array
 def copied(tree: ArrayTree) -> ArrayTree:
     """Returns a copy of all arrays of a tree, for a program to which the copy is donated."""
     return jax.tree.map(jnp.copy, tree)
