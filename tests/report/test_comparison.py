@@ -117,6 +117,34 @@ def test_several_games_are_normalised_and_resampled_within_each(series):
         vx.compare(methods, normalize={"Pong": (0.0, 1.0)})
 
 
+def test_runs_with_other_settings_are_other_methods(write):
+    def run(name, rates):
+        folder = write(name, frames=[1], training_mean=[1.0], training_mean_each=[list(rates)])
+        config = json.loads((folder / "config.json").read_text())
+        config["algorithm"]["settings"] = [{"rate": rate} for rate in rates]
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    found = vx.compare({"a": [run("x", (1.0, 2.0)), run("y", (2.0, 3.0))]})
+    rows = {row["settings"]["rate"]: (row["score"], row["runs"]) for row in found.rows}
+    assert rows == {"1.0": (1.0, 1), "2.0": (2.0, 2), "3.0": (3.0, 1)}
+
+
+def test_settings_in_which_runs_of_a_method_differ_are_no_columns(write):
+    def run(name, **settings):
+        folder = write(name, frames=[1], training_mean=[1.0])
+        config = json.loads((folder / "config.json").read_text())
+        config["algorithm"]["settings"] = settings
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    a, b = [run("a", rate=1, size=1), run("b", rate=2, size=1)], run("c", rate=3, size=2)
+    assert {row["method"]: row["settings"] for row in vx.compare({"a": a, "b": b}).rows} == {
+        "a": {"size": "1"},
+        "b": {"size": "2"},
+    }
+
+
 def test_only_games_of_atari_have_known_scores(series):
     tasks = ("Pong", "Breakout-MinAtar")
     minatar = [series(task, [1.0], env={"type": "volvox.envs.gymnax", "task": task}) for task in tasks]

@@ -39,10 +39,10 @@ class Comparison:
       budget: Value of `x` at which methods are compared: the end of the shortest run.
       tasks: Names of the tasks. Every method has runs of each.
       normalized: Whether scores are (score - low) / (high - low) with two reference scores of each task.
-      rows: One mapping a method, best score first: `method`; `settings`, in which methods differ, as text by name; the
-        number of `runs` over all tasks; the interquartile mean `score` with its interval `low` and `high` (None with
-        fewer than three runs of a task); and `seconds`, the mean wall-clock time until the budget (None if it was not
-        recorded).
+      rows: One mapping a method, best score first: `method`; `settings`, in which methods differ and the runs of each
+        agree, as text by name; the number of `runs` over all tasks; the interquartile mean `score` with its interval
+        `low` and `high` (None with fewer than three runs of a task); and `seconds`, the mean wall-clock time until the
+        budget (None if it was not recorded).
       pairs: One mapping a pair of methods, if asked for: `method`, `other`, and the `probability` that a run of the
         first scores higher, with its interval `low` and `high`.
       points: float64 `[P]`: values of `x` of the curves.
@@ -162,9 +162,9 @@ def compare(
         return (np.stack(values_at_points, axis=-1) - low) / (high - low)
 
     samples = {name: [scores_of(name, task) for task in tasks] for name in names}
-    first = {name: next(run.settings for run in runs if run.method == name) for name in names}
-    common = set.intersection(*(set(settings) for settings in first.values()))
-    differ = [x for x in next(iter(first.values())) if x in common and len({one[x] for one in first.values()}) > 1]
+    shared = {x: dict(set.intersection(*(set(run.settings.items()) for run in runs if run.method == x))) for x in names}
+    common = set.intersection(*map(set, shared.values()))
+    differ = [x for x in runs[0].settings if x in common and len({one[x] for one in shared.values()}) > 1]
     curves = {name: interquartile_mean(*scores) for name, scores in samples.items()}
     curves = dict(sorted(curves.items(), key=lambda item: -item[1].value[-1]))
     final = {name: [scores[-1] for scores in samples[name]] for name in curves}
@@ -173,7 +173,7 @@ def compare(
         data = [run.columns for run in runs if run.method == name]
         times = [np.nanmax(run["seconds"][run[x] <= end]) for run in data if "seconds" in run]
         seconds = float(np.mean(times)) if len(times) == len(data) else None
-        row = {"method": name, "settings": {x.removeprefix("settings."): first[name][x] for x in differ}}
+        row = {"method": name, "settings": {x.removeprefix("settings."): shared[name][x] for x in differ}}
         row |= {"runs": len(data), **_named("score", interquartile_mean(*scores)), "seconds": seconds}
         rows.append(row)
     chances = [
@@ -235,22 +235,24 @@ class _Run(NamedTuple):
 
 def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
     """Reads the runs of a method, and adds notes on runs that diverged."""
-    runs = []
+    found, runs = [], []
     for path in itertools.chain(*map(find_runs, [paths] if isinstance(paths, str | os.PathLike) else paths)):
         if (path / DIVERGED).exists():
             notes.append(f"{path} diverged and is left out of {method!r}")
         else:
             rows = [{**row, "step": step} for step, row in enumerate(read_metrics(path / METRICS), start=1)]
             config, several = read_config(path), metrics.num_learners(rows)
-            algorithm, task = config["algorithm"], metrics.task_of(config)
-            given = algorithm.get("settings")
-            each = given if isinstance(given, list) else [given] * several
-            distinct = [one for i, one in enumerate(each) if one not in each[:i]]
-            for i, one in enumerate(each[:several]):
-                name = method if len(distinct) < 2 else f"{method}[{distinct.index(one)}]"
-                own = metrics.of_learner(rows, i) if several > 1 else rows
-                settings = flat_settings({**algorithm, **({} if one is None else {"settings": one})})
-                runs.append(_Run(name, path, i, algorithm, settings, task, own, metrics.columns(own)))
+            given = config["algorithm"].get("settings")
+            found.append((path, rows, config, given[:several] if isinstance(given, list) else [given] * several))
+    every = [one for *_, each in found for one in each]
+    distinct = [one for i, one in enumerate(every) if one not in every[:i]]
+    for path, rows, config, each in found:
+        algorithm, task = config["algorithm"], metrics.task_of(config)
+        for i, one in enumerate(each):
+            name = f"{method}[{distinct.index(one)}]" if any(x != one for x in each) else method
+            own = metrics.of_learner(rows, i) if len(each) > 1 else rows
+            settings = flat_settings({**algorithm, **({} if one is None else {"settings": one})})
+            runs.append(_Run(name, path, i, algorithm, settings, task, own, metrics.columns(own)))
     return runs
 
 
