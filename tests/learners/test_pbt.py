@@ -1,5 +1,7 @@
 """Population-based training: learners copy better ones, settings stay in their ranges, and runs resume bit by bit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +16,13 @@ EXPLORE = {"learning_rate": vx.space.log(1e-4, 1e-1), "entropy_coefficient": vx.
 PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "rounds_per_iteration": 4}
 
 
-def ppo(num_learners=4, every=64, **options):
+def ppo(num_learners=4, every=64, rates=None, discount=0.9, evaluate_every=None, **options):
     pbt = vx.PBT(**{"every": every, "explore": EXPLORE, "fraction": 0.25, **options})
-    settings = vx.PPO(**PPO, normalize_observations=True)
-    return vx.learn(settings, CategoricalMLP(2, (8,)), CARTPOLE, num_learners=num_learners, pbt=pbt)
+    settings = vx.PPO(**PPO, discount=discount, normalize_observations=True, normalize_rewards=True)
+    if rates is not None:
+        settings, num_learners = [dataclasses.replace(settings, learning_rate=rate) for rate in rates], 1
+    several = {"num_learners": num_learners, "evaluate_every": evaluate_every, "pbt": pbt}
+    return vx.learn(settings, CategoricalMLP(2, (8,)), CARTPOLE, **several)
 
 
 def test_the_worst_copy_the_best_and_settings_vary_within_their_ranges():
@@ -90,9 +95,21 @@ def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
     child = next(i for i, parent in enumerate(row["pbt_parent_each"]) if i != parent)
     parent = row["pbt_parent_each"][child]
     equal = lambda x: np.testing.assert_array_equal(x[child], x[parent])  # noqa: E731
-    jax.tree.map(equal, (state.learning.params, state.learning.optimizer, state.acting.collected.moments))
+    collected = state.acting.collected
+    copies = state.learning.params, state.learning.optimizer, collected.moments, collected.rewards.moments
+    jax.tree.map(equal, copies)
+    # Sums of the rewards of an environment stay with it, and episodes of the replaced learner do not count.
+    assert any((returns[child] != returns[parent]).any() for returns in collected.rewards.returns)
+    assert state.acting.episodes.total[child] == 0 < state.acting.episodes.total[parent]
+    assert set(state.numbers) == set(EXPLORE)  # other settings can be changed when a run is resumed
     assert all(state.numbers[name][child] != state.numbers[name][parent] for name in EXPLORE)
     algorithm.close()
+
+
+def test_settings_that_are_not_explored_can_be_changed():
+    training = ppo(discount=0.5).step.__self__
+    numbers = training.constants(ppo().init(0))[1]
+    assert set(numbers["discount"].tolist()) == {0.5}
 
 
 @pytest.mark.slow
@@ -117,6 +134,10 @@ def test_emulators_go_on_after_an_exchange():
         ({"explore": {"learing_rate": vx.space.log(1e-4, 1e-1)}}, "learing_rate"),
         ({"fraction": 0.6}, "fraction"),
         ({"num_learners": 1}, "two learners"),
+        ({"rates": (0.1, 0.2)}, "equal settings"),
+        ({"explore": {"discount": vx.space.uniform(0.9, 1.5)}}, "discount"),
+        ({"explore": {"learning_rate": vx.space.integers(1, 3)}}, "integers"),
+        ({"evaluate_every": 100}, "multiple"),
         ({"every": 0}, "every"),
     ],
 )

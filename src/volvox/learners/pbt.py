@@ -22,13 +22,15 @@ class PBT:
     After every interval, the learners with the lowest scores copy parameters, state of the optimiser, moments of
     observations and settings of others with the highest scores, drawn at random. The copied settings are then
     multiplied by `factor` or divided by it, or drawn anew. Environments, segments and replays stay. The score is the
-    mean return of the latest evaluation, or of the latest episodes of training without `evaluate_every`.
+    mean return of the evaluation at the end of the interval. Without `evaluate_every`, it is the mean return of the
+    latest episodes of training, which are dropped when a learner is replaced; until all learners have episodes, none
+    is replaced.
 
     Rows have the settings of each learner in the iteration, such as `pbt_learning_rate_each`, and `pbt_parent_each`:
     the learner whose state each of them has after it.
 
     Attributes:
-      every: Timesteps of each learner in an interval.
+      every: Timesteps of each learner in an interval, a multiple of `evaluate_every`.
       explore: Range of each setting that varies, one of those that the settings' `traced` names. The settings at the
         beginning are drawn from it.
       fraction: Fraction of the learners that are replaced, and of those that they copy; at least one, at most half.
@@ -67,7 +69,7 @@ class PBT:
         Args:
           key: Key of this exchange.
           scores: float32 `[S]`: Scores of the learners.
-          numbers: Settings of the learners, `[S]`.
+          numbers: Explored settings of the learners, `[S]`.
 
         Returns:
           (int32 `[S]`: the learner that each copies, itself for most; the new settings `[S]`).

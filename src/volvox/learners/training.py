@@ -40,6 +40,7 @@ import numpy as np
 from volvox._checks import check_has, check_memory, check_type, integer, size_of, typed_key
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, RunningEpisodes
+from volvox.data.normalization import Moments
 from volvox.envs.envpool_tasks import whole_games
 from volvox.envs.groups import environment_keys
 from volvox.learners.learner import Turn
@@ -124,7 +125,7 @@ class LearnState(NamedTuple):
       evaluated: Results of evaluations, `Evaluated`; () without evaluation.
       envs: States of resumable environments (`EnvGroup.resumable`), to which actions have been sent. () before the
         first iteration and for other environments, which begin new episodes when a run is resumed.
-      numbers: With `PBT`, numbers of the settings, `[S]`; otherwise ().
+      numbers: With `PBT`, the settings that it explores, `[S]`; otherwise {}.
     """
 
     key: Array
@@ -133,7 +134,7 @@ class LearnState(NamedTuple):
     timesteps: int
     evaluated: Any = ()
     envs: tuple[ArrayTree, ...] = ()
-    numbers: Any = ()
+    numbers: dict[str, Array] = {}  # noqa: RUF012  # it is not changed
 
 
 def learn(
@@ -173,7 +174,7 @@ def learn(
         plays the same number.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
         of environments of all learners on one device.
-      pbt: Population-based training of several learners on one device.
+      pbt: Population-based training of several learners on one device, whose settings must be equal.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
       devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
@@ -205,6 +206,8 @@ def learn(
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
     run = Training(several, network, env, chunk_seconds, host, devices_of(devices), pbt)
     if evaluate_every is not None:
+        if pbt is not None and pbt.every % evaluate_every:
+            raise ValueError(f"{pbt.every=} must be a multiple of {evaluate_every=}: learners are compared after each.")
         evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
         run.evaluator = PolicyEvaluator(run.learner.policy, run.env, run.num_learners, *evaluation)
     state = jax.eval_shape(run.init, jax.random.key(0))  # raises if something does not fit
@@ -382,10 +385,13 @@ class Training:
     ):
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
         numbers, first, self.num_learners, self.pbt = numbers_of_all(settings), settings[0], len(settings), pbt
-        if pbt is not None and (len(settings) < 2 or devices.mesh is not None):
-            raise ValueError("pbt needs at least two learners (num_learners), on one device")
-        if pbt is not None and (unknown := [name for name in pbt.explore if name not in numbers]):
-            raise ValueError(f"explore: {unknown[0]} is not one of the numbers {', '.join(numbers)} of the settings")
+        if pbt is not None:
+            if len(settings) < 2 or any(one != first for one in settings) or devices.mesh is not None:
+                raise ValueError("pbt needs at least two learners with equal settings (num_learners), on one device")
+            if wrong := [name for name, x in pbt.explore.items() if name not in numbers or x.whole]:
+                raise ValueError(f"explore: {wrong[0]} is not one of {', '.join(numbers)}, or has integers")
+            for end in ("low", "high"):  # raises ValueError if the settings refuse it
+                dataclasses.replace(first, **{name: getattr(values, end) for name, values in pbt.explore.items()})
         # Each process makes the initial state alone, without a device axis.
         alone = LearnerStages(first, network, env, self.num_learners)
 
@@ -429,10 +435,9 @@ class Training:
         """Returns the state at the beginning of a run."""
         key = typed_key(key)
         init_key, run_key = self.keys(key)
-        numbers = self._own_numbers
-        if self.pbt is not None:  # learners have the keys of the numbers below
-            numbers = numbers | self.pbt.draw(jax.random.fold_in(key, self.num_learners), self.num_learners)
-        collected, learning = self._initial(numbers, init_key)
+        # Learners have the keys of the numbers below `num_learners`.
+        numbers = self.pbt.draw(jax.random.fold_in(key, self.num_learners), self.num_learners) if self.pbt else {}
+        collected, learning = self._initial(self._own_numbers | numbers, init_key)
         zero = jnp.int32(0)
         acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
@@ -440,7 +445,7 @@ class Training:
             worst = jnp.float32(-jnp.inf)
             first = self.policy_of(self.candidates(collected, learning), 0)
             evaluated = Evaluated(first, worst, 0, 0, jnp.full(self.num_learners, worst), 0)
-        state = LearnState(run_key, acting, learning, 0, evaluated, numbers=() if self.pbt is None else numbers)
+        state = LearnState(run_key, acting, learning, 0, evaluated, numbers=numbers)
         return without(state, "collectors")
 
     def keys(self, key: Array) -> Array:
@@ -460,7 +465,7 @@ class Training:
 
     def constants(self, state: LearnState) -> tuple[Array, dict[str, Array]]:
         """Returns the constants of the loop: (key of the run, numbers of the settings)."""
-        return self.loop.devices.placed(state.key), state.numbers or self._numbers
+        return self.loop.devices.placed(state.key), self._numbers | state.numbers
 
     def begin(self, acting: Acting) -> Acting:
         """Returns the state of acting in environments that were just made."""
@@ -517,16 +522,19 @@ class Training:
         for name in self.pbt.explore:
             each = state.numbers[name].tolist()
             row |= {f"pbt_{name}": float(np.mean(each)), f"pbt_{name}{metrics.EACH}": each}
-        parents, scores = np.arange(self.num_learners), row.get("training_mean" + metrics.EACH)
-        if state.evaluated and state.evaluated.best > -np.inf:
-            scores = state.evaluated.latest
+        ranked = "training_mean" if self.evaluator is None else "evaluation_mean"
+        parents, scores = np.arange(self.num_learners), row.get(ranked + metrics.EACH)
         if after // self.pbt.every > before // self.pbt.every and scores is not None:
             key = jax.random.key(seed_of(state.key, state.timesteps, 2))
             parents, numbers = self.pbt.exchange(key, jnp.asarray(scores), state.numbers)
             _, acting, learning = self.loop.standing
-            learning = pick(learning, parents)
-            state = state._replace(acting=copied_policies(state.acting, parents), learning=learning, numbers=numbers)
-            self.loop.standing = learning, copied_policies(acting, parents), learning
+            acting, learning = copied_moments(acting, parents), pick(learning, parents)
+            if self.evaluator is None:  # a copy is not judged by the episodes of the learner that it replaced
+                total = jnp.where(parents == np.arange(self.num_learners), acting.episodes.total, 0)
+                acting = acting._replace(episodes=acting.episodes._replace(total=total))
+            self.loop.standing = learning, acting, learning
+            state = state._replace(acting=acting, learning=learning, numbers=numbers)
+            state = state if state.envs else without(state, "collectors")
         return state, row | {"pbt_parent" + metrics.EACH: np.asarray(parents).tolist()}
 
     def iteration(self, state: LearnState, monitor: Monitor, budget: Budget) -> tuple[LearnState, dict[str, Any]]:
@@ -647,7 +655,7 @@ class Training:
             schedule: Any = with_numbers(self.stages.settings, numbers).schedule(self.env)
             return schedule.learning_rate(learning)
 
-        return self.stages.each(one, state.numbers or self._own_numbers, state.learning)
+        return self.stages.each(one, self._own_numbers | state.numbers, state.learning)
 
     def variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the best policy, or of the latest if nothing ranks them."""
@@ -756,12 +764,13 @@ def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int
         )
 
 
-def copied_policies(acting: Acting, parents: Array) -> Acting:
-    """Returns the state of acting in which learners have what belongs to the policies of others, `[S]`."""
-    collected = acting.collected
-    kept = {name: getattr(collected, name) for name in ("collectors", "replays") if hasattr(collected, name)}
-    chosen = pick(emptied(collected, *kept), parents)
-    return acting._replace(collected=chosen._replace(**kept) if kept else chosen)
+def copied_moments(acting: Acting, parents: Array) -> Acting:
+    """Returns the state of acting in which learners have the moments of observations and rewards of others, `[S]`."""
+
+    def one(x: Any) -> Any:
+        return pick(x, parents) if isinstance(x, Moments) else x
+
+    return acting._replace(collected=jax.tree.map(one, acting.collected, is_leaf=lambda x: isinstance(x, Moments)))
 
 
 def pick(tree: ArrayTree, learner: Any) -> Any:
