@@ -85,8 +85,11 @@ class Sweep:
     sweep_workers: str = "1"
 
     def ranges(self) -> dict[str, Any]:
-        """Returns the ranges by name; raises ValueError for one that cannot be read."""
-        return dict(map(_range, self.space))
+        """Returns the ranges by name; raises ValueError for one that cannot be read or is given twice."""
+        ranges = dict(map(_range, self.space))
+        if len(ranges) < len(self.space):
+            raise ValueError(f"--space {' '.join(self.space)}: give one range for each setting")
+        return ranges
 
 
 def _range(text: str) -> tuple[str, Any]:

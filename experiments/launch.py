@@ -226,12 +226,15 @@ def sweep(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None,
             f"--space: there is no setting {unknown[0]!r}; choose from {', '.join(sorted(names(settings)))}"
         )
     flags: Run = settings.run
-    if flags.seeds is not None:
-        raise ValueError("--seeds is for runs; a sweep tries several seeds of each setting with --num-learners")
+    ignored = ("seeds", "tune", "log", "video", "no-video", "score-episodes", "checkpoint-every")
+    words_given = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in others}
+    if unused := [name for name in ignored if name in words_given]:
+        raise ValueError(f"--{unused[0]} is for runs, not for sweeps (several seeds of a setting: --num-learners)")
+    if flags.minutes is not None:
+        raise ValueError("--minutes is for runs; give --minutes None, and --frames, --timesteps or --generations")
     ranked = "elite_score" if hasattr(settings, "population") else "training_mean"
     is_evaluated = getattr(getattr(settings, "learning", None), "evaluate_every", None) is not None
     budget: dict[str, Any] = {"steps": make(settings)[1], "max_frames": flags.frames, "max_timesteps": flags.timesteps}
-    budget |= {"stop_after": None if flags.minutes is None else 60 * flags.minutes}
     found = vx.sweep(
         partial(_make_trial, make, settings),
         space,

@@ -192,7 +192,7 @@ def sweep_report(
     run: Annotated[Path, tyro.conf.arg(metavar="SWEEP")],
     /,
     *,
-    again: int = 3,
+    again: int | None = None,
     storage: str | None = None,
     out: Path | None = None,
 ) -> None:
@@ -202,7 +202,8 @@ def sweep_report(
 
     Args:
       run: The directory of the sweep.
-      again: Number of settings to train again, each as long as a trial. The runs are kept for the next time.
+      again: Number of settings to train again, each as long as a trial. The runs are kept for the next time. Default:
+        3, or 0 while trials are running.
       storage: URL of the Optuna storage, if it is not `study.db` in the directory.
       out: The PNG file; by default `sweep.png` in the directory.
     """
@@ -211,7 +212,8 @@ def sweep_report(
     path = run / "sweep.png" if out is None else out
     sweep.plot(path)
     print(f"\n{path}\n", flush=True)
-    for trial in sweep.again(again):
+    running = any(trial["state"] == "running" for trial in sweep.trials)
+    for trial in sweep.again((0 if running else 3) if again is None else again):
         scores = f"{trial['score']:,.4g} in the sweep, {trial['score_again']:,.4g} with another seed"
         print(f"trial {trial['trial']}: {sweep.metric} {scores}", flush=True)
 

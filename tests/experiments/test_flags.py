@@ -85,3 +85,13 @@ def test_ranges_of_a_sweep_are_read(load):
     for wrong in ("learning-rate=log:1:0", "learning-rate=log:1", "learning-rate", "a=system:ls"):
         with pytest.raises(ValueError, match="--space"):
             flags.Sweep(space=(wrong,), trials=3).ranges()
+    with pytest.raises(ValueError, match="one range"):
+        flags.Sweep(space=("discount=uniform:0:1", "discount=log:0.1:1"), trials=3).ranges()
+
+
+@pytest.mark.parametrize("words", [("--score-episodes", "3"), ("--no-video",), ("--tune=machine",), ("--minutes", "5")])
+def test_flags_that_a_sweep_does_not_use_are_refused(words, load):
+    script, launch = load("mujoco_ppo"), load("launch")
+    words = ["--space", "discount=uniform:0.9:0.99", "--trials", "2", *words]
+    with pytest.raises(ValueError, match="is for runs"):
+        launch.sweep(script.make_algorithm, script.PRESETS, None, words)

@@ -23,6 +23,9 @@ CARTPOLE = vx.envs.cartpole(num_envs=4)
 OPTIONS = {"metric": "score", "steps": 3, "progress": False}
 
 
+PBT = vx.PBT(every=64, explore={"discount": vx.space.uniform(0.9, 0.99)})
+
+
 def quadratic(settings, hook=lambda step: None):
     """Three steps with the scores f/3, f/2 and f, where f has its maximum 0 at x = 0.5, n = 2."""
     best = -((settings["x"] - 0.5) ** 2) - (settings["n"] - 2) ** 2
@@ -62,10 +65,11 @@ def test_the_best_trial_is_first_and_every_trial_is_a_run(tmp_path):
 def test_a_function_may_draw_the_settings(tmp_path):
     def draw(trial):
         n = trial.suggest_int("n", 1, 3)
-        return {"n": n, "x": 0.5 if n == 2 else trial.suggest_float("x", -1, 1)}
+        return {"n": n, "x": 0.5 if n == 2 else trial.suggest_float("x", -1, 1), "shape": (4, 4)}
 
     sweep = vx.sweep(quadratic, draw, num_trials=5, run_dir=tmp_path, pruner=None, **OPTIONS)
     assert sweep.trials[0]["score"] == 0.0
+    assert sweep.trials[0]["settings"] == {"n": 2, "x": 0.5, "shape": (4, 4)}
 
 
 def test_bad_trials_are_pruned(tmp_path):
@@ -87,8 +91,8 @@ def test_a_trial_that_diverges_fails_and_the_sweep_goes_on(tmp_path):
     sweep = vx.sweep(make, SPACE, num_trials=8, run_dir=tmp_path, pruner=None, **OPTIONS)
     for trial in sweep.trials:
         assert trial["state"] == ("fail" if trial["settings"]["n"] == 1 else "complete")
-        if trial["state"] == "fail":
-            assert (tmp_path / "trials" / f"{trial['trial']:04d}-diverged" / "diverged").exists()
+        marker = tmp_path / "trials" / f"{trial['trial']:04d}" / "diverged"
+        assert marker.exists() == (trial["state"] == "fail")
     assert {trial["state"] for trial in sweep.trials} == {"complete", "fail"}
     assert "diverged" in str(sweep)
 
@@ -138,7 +142,8 @@ def test_trials_of_one_program_go_on_without_one_that_diverges(tmp_path):
     sweep = vx.sweep(lambda s: ppo(s, num_learners=2), draw, num_trials=3, run_dir=tmp_path, **options)
     assert {trial["trial"]: trial["state"] for trial in sweep.trials} == {0: "complete", 1: "fail", 2: "complete"}
     assert {trial["trial"]: trial.get("learners") for trial in sweep.trials} == {0: range(2), 1: None, 2: range(2, 4)}
-    assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == ["0000", "0001-diverged"]
+    assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == ["0000", "0000-restarted"]
+    assert len({trial["run"].name for trial in sweep.trials if trial["state"] == "complete"}) == 1
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path):
@@ -165,6 +170,56 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     assert steps == [1, 2, 3, 1, 2, 2, 3, 1, 2, 3, 1, 2, 3]
     assert [trial["state"] for trial in sweep.trials] == ["complete"] * 4
     assert sorted(trial["trial"] for trial in sweep.trials) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("killed", ["before the trial failed", "while a trial was drawn"])
+def test_a_kill_between_two_records_loses_no_trial(killed, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def kill(*args, **options):
+        raise Killed
+
+    diverges = [True]
+
+    def make(settings):
+        def hook(step):
+            if diverges:
+                raise FloatingPointError("not finite")
+
+        return quadratic(settings, hook)
+
+    options = OPTIONS | {"num_trials": 2, "run_dir": tmp_path, "pruner": None}
+    record = (optuna.Study, "tell") if killed == "before the trial failed" else (optuna.Trial, "set_user_attr")
+    with monkeypatch.context() as patch:
+        patch.setattr(*record, kill)
+        with pytest.raises(Killed):
+            vx.sweep(make, SPACE, **options)
+    diverges.clear()
+    sweep = vx.sweep(make, SPACE, **options, resume=True)
+    assert [trial["state"] for trial in sweep.trials] == ["complete"] * 2
+
+
+def test_settings_that_are_trained_again_have_scores_of_whole_runs(tmp_path, monkeypatch):
+    interrupts = []
+
+    def make(settings):
+        def hook(step):
+            if interrupts and step == 2:
+                signal.raise_signal(interrupts.pop())
+                raise Interrupted
+
+        return quadratic(settings, hook)
+
+    sweep = vx.sweep(make, SPACE, num_trials=1, run_dir=tmp_path, pruner=None, **OPTIONS)
+    (trial,) = sweep.trials
+    loaded = lambda run, custom: vx.load(run, algorithm=make(trial["settings"]))  # noqa: E731
+    monkeypatch.setattr("volvox.runs.sweep.load", loaded)
+    interrupts.append(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.again(1)
+    (again,) = sweep.again(1)
+    assert again["scores_again"] == pytest.approx(trial["scores"])
 
 
 PROGRAM = """
@@ -196,6 +251,9 @@ def test_a_killed_sweep_loses_at_most_the_trial_in_progress(tmp_path, pytestconf
         assert [row["generation"] for row in read_metrics(trial["run"] / "metrics.jsonl")] == [1, 2, 3]
 
 
+TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_mean"}
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -206,16 +264,9 @@ def test_a_killed_sweep_loses_at_most_the_trial_in_progress(tmp_path, pytestconf
         ({"storage": "sqlite:////nowhere/study.db"}, ValueError, "storage"),
         ({"num_learners": 2}, ValueError, "vx.learn"),
         ({"timesteps": 5}, TypeError, "max_timesteps"),
-        (
-            {
-                "make": ppo,
-                "space": {"num_epochs": vx.space.integers(1, 9)},
-                "num_learners": 3,
-                "metric": "training_mean",
-            },
-            ValueError,
-            "num_epochs",
-        ),
+        ({"stop_after": 5}, TypeError, "max_timesteps"),
+        (TOGETHER | {"space": {"num_epochs": vx.space.integers(1, 2)}}, ValueError, "num_epochs"),
+        (TOGETHER | {"make": lambda s: ppo(s, num_learners=2, pbt=PBT)}, ValueError, "pbt"),
     ],
 )
 def test_bad_arguments_are_refused(changes, error, message, tmp_path):
@@ -230,10 +281,17 @@ def test_empty_ranges_are_refused(call):
         call()
 
 
-def test_sweeps_need_optuna(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
+@pytest.mark.parametrize("module", ["optuna", "ray"])
+def test_sweeps_need_optuna_and_workers_need_ray(module, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    workers = vx.distributed.ray(num_actors=2)
     with pytest.raises(ImportError, match="pip install"):
-        vx.sweep(quadratic, SPACE, num_trials=1, run_dir=tmp_path, **OPTIONS)
+        vx.sweep(quadratic, SPACE, num_trials=1, run_dir=tmp_path, workers=workers, **OPTIONS)
+
+
+def test_a_storage_without_the_study_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no study 'a'"):
+        vx.Sweep(tmp_path / "a", storage=f"sqlite:///{tmp_path / 'other.db'}")
 
 
 @pytest.mark.slow

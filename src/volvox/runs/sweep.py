@@ -9,17 +9,17 @@
 
 The directory of a sweep holds:
 
-    study.db               the study, for `optuna-dashboard sqlite:///runs/sweep/study.db`
-    trials/0007            the run of trial 7, or of several trials in one program, of which trial 7 is the first
-    trials/0008-diverged   a run that ended because numbers of trial 8 were no longer finite
-    again/0007             the settings of trial 7, trained with another seed (`Sweep.again`)
+    study.db                the study, for `optuna-dashboard sqlite:///runs/sweep/study.db`
+    trials/0007             the run of trial 7, or of several trials in one program, of which trial 7 is the first
+    trials/0007-restarted   the same without the trials that diverged in `trials/0007`, which has a file `diverged`
+    again/0007              the settings of trial 7, trained with another seed (`Sweep.again`)
 """
 
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,7 +35,7 @@ from volvox.report import plots
 from volvox.report.comparison import markdown
 from volvox.report.files import DIVERGED, METRICS, Row, read_metrics, write_file
 from volvox.report.metrics import format_number, latest
-from volvox.runs.config import differences, to_json
+from volvox.runs.config import differences, from_json, to_json
 from volvox.runs.directory import locked
 from volvox.runs.run import Run, load
 from volvox.runs.train import run_path, train
@@ -44,7 +44,7 @@ from volvox.types import Algorithm
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BUDGETS = ("steps", "max_frames", "max_timesteps", "stop_after")
+_BUDGETS = ("steps", "max_frames", "max_timesteps")
 _FRESH_SEED = 2**30
 """Added to the seeds of trials whose settings are trained again."""
 
@@ -80,12 +80,14 @@ def sweep(
       make: Settings of a trial -> algorithm. Trials with equal shapes share their compiled program if the environment
         is pure JAX and is made once, outside of `make`.
       space: Ranges of the settings by name (`vx.space`), or a function that draws settings from an `optuna.Trial`.
-      num_trials: Trials of the whole study, including those of earlier calls and of other machines.
+        Drawn values must have a JSON form (`volvox.runs.config`); lists become tuples.
+      num_trials: Trials of the whole study, including those of earlier calls and of other machines. Machines that draw
+        at the same moment may exceed it. If a machine dies, its trials remain "running" until it resumes.
       run_dir: Directory of the sweep.
       metric: Metric of the rows; higher is better.
       num_learners: Number of trials in one program, on one device. Their algorithms are of `vx.learn`, and settings
         may differ in the numbers that their class attribute `traced` names. If each trial has n learners, the program
-        has n times as many.
+        has n times as many. Arguments `host` and `chunk_seconds` of `vx.learn` are not kept.
       pruner: "halving" stops bad trials by Optuna's asynchronous successive halving at each new value of the metric.
         Otherwise a pruner of Optuna, or None. Several trials of one program and resumed trials are not pruned.
       sampler: Sampler of Optuna. None: TPE.
@@ -93,10 +95,10 @@ def sweep(
         None: `study.db` in the directory.
       workers: Workers that run the trials, such as `vx.distributed.ray(num_actors="gpus")`, which all must see the
         directory and the storage. None: this process.
-      seed: Seed of the sampler. A run has the seed `seed + n` if trial n is its first.
+      seed: Seed of the sampler, except with `storage`. A run has the seed `seed + n` if trial n is its first.
       resume: Continue the sweep in the directory, if there is one.
       progress: Print a line for each trial on the standard error stream.
-      **budget: Budget of each trial: `steps`, `max_frames`, `max_timesteps` or `stop_after` of `volvox.train`.
+      **budget: Budget of each trial: `steps`, `max_frames` or `max_timesteps` of `volvox.train`.
 
     Returns:
       `Sweep`. Its `exit_code` is not 0 if it was interrupted.
@@ -120,11 +122,13 @@ def sweep(
         check_type("workers", workers, RaySettings, "vx.distributed.ray(...)")
 
     def draw(trial: Any) -> dict[str, Any]:
-        return space(trial) if callable(space) else {name: _suggest(trial, name, x) for name, x in space.items()}
+        drawn = space(trial) if callable(space) else {name: _suggest(trial, name, x) for name, x in space.items()}
+        return {name: from_json(to_json(x)) for name, x in drawn.items()}  # as they are read from the study
 
     # Settings that cannot be tried are refused before anything is written.
     rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
-    algorithm = _together([make(draw(rehearsal.ask())) for _ in range(min(num_learners, num_trials))])
+    size = range(min(num_learners, num_trials))
+    algorithm = _together([make(draw(rehearsal.ask()) if callable(space) else _ends(space, i)) for i in size])
     if metric.startswith("evaluation_") and algorithm.config.get("evaluate_every", 0) is None:
         raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric='training_mean'")
     path = run_path(run_dir)
@@ -135,12 +139,13 @@ def sweep(
         if found := differences(study.user_attrs.get("sweep", about), about, "sweep"):
             raise ValueError("\n  ".join([f"{path} holds a sweep with other settings:", *found]))
         study.set_user_attr("sweep", about)
-        several = num_learners > 1 or workers is not None
-        study.sampler = sampler or optuna.samplers.TPESampler(seed=seed + len(study.trials), constant_liar=several)
+        several = num_learners > 1 or workers is not None or storage is not None
+        own_seed = seed + len(study.trials) if storage is None else None  # machines must draw different settings
+        study.sampler = sampler or optuna.samplers.TPESampler(seed=own_seed, constant_liar=several)
         none = optuna.pruners.NopPruner()
         study.pruner = optuna.pruners.SuccessiveHalvingPruner() if pruner == "halving" else pruner or none
         jobs = [
-            _Job(name, [t.number for t in trials], [draw(optuna.trial.FixedTrial(t.params)) for t in trials])
+            _Job(name, [t.number for t in trials], [_drawn(t) for t in trials])
             for name, trials in _runs(study).items()
             if any(t.state.name == "RUNNING" for t in trials) and (path / "trials" / name).is_dir()
         ]
@@ -148,24 +153,21 @@ def sweep(
         def next_job() -> _Job | None:
             if jobs:
                 return jobs.pop(0)
-            trials = [study.ask() for _ in range(min(num_learners, num_trials - len(study.trials)))]
+            begun = sum("run" in trial.user_attrs for trial in study.trials)  # others were lost while they were drawn
+            trials = [study.ask() for _ in range(min(num_learners, num_trials - begun))]
             if not trials:
                 return None
             name, settings = f"{trials[0].number:04d}", [draw(trial) for trial in trials]
             (path / "trials" / name).mkdir(parents=True, exist_ok=True)
-            for trial in trials:
+            for trial, one in zip(trials, settings, strict=True):
+                trial.set_user_attr("settings", to_json(one))
                 trial.set_user_attr("run", name)
             return _Job(name, [trial.number for trial in trials], settings, None if num_learners > 1 else trials[0])
 
         def finish(job: _Job, outcome: _Outcome) -> int:
             """Records the results of a job; returns the exit code of an interrupted one, otherwise 0."""
-            if outcome.diverged:
-                folder = path / "trials" / job.run
-                folder.rename(folder.with_name(f"{job.numbers[outcome.diverged[0]]:04d}-diverged"))
-                others = [i for i in range(len(job.numbers)) if i not in outcome.diverged]
-                if others:
-                    folder.mkdir()
-                    jobs.append(_Job(job.run, [job.numbers[i] for i in others], [job.settings[i] for i in others]))
+            if others := [i for i in range(len(job.numbers)) if outcome.diverged and i not in outcome.diverged]:
+                jobs.append(_Job(job.run, [job.numbers[i] for i in others], [job.settings[i] for i in others]))
             results: dict[int, Any] = dict.fromkeys(outcome.diverged, ("FAIL", None))
             results |= {i: ("PRUNED" if outcome.pruned else "COMPLETE", x) for i, x in enumerate(outcome.scores)}
             for i, (state, score) in results.items():
@@ -177,9 +179,10 @@ def sweep(
             return outcome.exit_code
 
         play = partial(_play, make, metric, budget, path / "trials", seed)
-        outcomes = _here(play, next_job) if workers is None else workers.run(play, next_job)
+        here = ((job, play(job)) for job in iter(next_job, None))
+        outcomes = here if workers is None else workers.run(play, next_job)
         exit_code = 128 + signal.SIGINT
-        with suppress(KeyboardInterrupt):  # between two trials, or while workers are busy
+        with suppress(KeyboardInterrupt), closing(outcomes):  # between two trials, or while workers are busy
             exit_code = next((code for job, outcome in outcomes if (code := finish(job, outcome))), 0)
         if progress and exit_code:
             print(f"interrupted; vx.sweep(..., run_dir={str(run_dir)!r}, resume=True) continues", file=sys.stderr)
@@ -204,22 +207,17 @@ class _Outcome(NamedTuple):
     exit_code: int = 0
 
 
-def _here(play: Callable[[_Job], _Outcome], next_job: Callable[[], _Job | None]) -> Iterator[tuple[_Job, _Outcome]]:
-    while (job := next_job()) is not None:
-        yield job, play(job)
-
-
 def _play(
     make: Callable[..., Algorithm], metric: str, budget: dict[str, Any], trials: Path, seed: int, job: _Job
 ) -> _Outcome:
     """Trains the trials of a job. It is picklable, for Ray."""
-    algorithm, folder, pruned = _together([make(dict(one)) for one in job.settings]), trials / job.run, False
+    algorithm, folder, pruned = _together([make(dict(one)) for one in job.settings]), _folder(trials / job.run), False
     each = max(len(algorithm.learners), 1) // len(job.settings)
 
     def on_step(run: Run) -> bool:
         nonlocal pruned
-        if job.trial is not None and metric in run.metrics[-1]:
-            job.trial.report(run.metrics[-1][metric], sum(metric in row for row in run.metrics))
+        if job.trial is not None and (value := run.metrics[-1].get(metric)) is not None:
+            job.trial.report(value, int(run.metrics[-1].get("timesteps", len(run.metrics))))
             pruned = job.trial.should_prune()
         return pruned
 
@@ -254,17 +252,15 @@ def _scores(rows: Sequence[Row], metric: str, num_learners: int) -> list[float]:
 
 def _together(algorithms: Sequence[Algorithm]) -> Algorithm:
     """Returns one algorithm with the learners of all; raises ValueError if they cannot be one program."""
-    configs = [dict(algorithm.config) for algorithm in algorithms]
     if len(algorithms) == 1:
         return algorithms[0]
-    if any(config["type"] != "volvox.learn" for config in configs):
-        raise ValueError("num_learners is for algorithms of vx.learn; a population is one program already")
-    settings = [_settings(algorithm) for algorithm in algorithms]
+    if any(x.config["type"] != "volvox.learn" or x.config["pbt"] or x.env.axis.size > 1 for x in algorithms):
+        raise ValueError("num_learners is for algorithms of vx.learn on one device, without pbt; leave it out")
+    configs = [to_json({**x.config, "settings": (), "num_learners": len(_settings(x))}) for x in algorithms]
     for config in configs[1:]:
-        before, now = ({**config, "settings": (), "num_learners": len(settings[0])} for config in (configs[0], config))
-        if found := differences(to_json(before), to_json(now), "trial"):
+        if found := differences(configs[0], config, "trial"):
             raise ValueError("\n  ".join(["trials of one program differ:", *found]))
-    return _with_learners(algorithms[0], [one for several in settings for one in several])
+    return _with_learners(algorithms[0], [one for algorithm in algorithms for one in _settings(algorithm)])
 
 
 def _settings(algorithm: Algorithm) -> list[Any]:
@@ -313,19 +309,19 @@ class Sweep:
         """
         found = []
         for name, trials in _runs(self.study).items():
-            run = self.run_dir / "trials" / name
+            run = _folder(self.run_dir / "trials" / name)
             rows, each = [row for row in read_metrics(run / METRICS) if row.get(self.metric) is not None], []
             if rows:
                 each = np.split(np.array(rows[-1].get(self.metric + EACH, [rows[-1][self.metric]])), len(trials))
             for i, trial in enumerate(trials):
-                row = {"trial": trial.number, "state": trial.state.name.lower(), "settings": trial.params}
+                row = {"trial": trial.number, "state": trial.state.name.lower(), "settings": _drawn(trial)}
                 row["score"] = trial.value
                 if rows:
                     first = i * len(each[i])
                     row |= {"scores": each[i].tolist(), "run": run, "learners": range(first, first + len(each[i]))}
                 found.append(row)
         failed = [trial for trial in self.study.trials if trial.state.name == "FAIL"]
-        found += [{"trial": t.number, "state": "fail", "settings": t.params, "score": None} for t in failed]
+        found += [{"trial": t.number, "state": "fail", "settings": _drawn(t), "score": None} for t in failed]
         rank = ("complete", "pruned", "running", "fail", "waiting")
         return sorted(found, key=lambda row: (rank.index(row["state"]), -(row["score"] or 0.0), row["trial"]))
 
@@ -379,6 +375,9 @@ class Sweep:
         Returns:
           Their mappings (`trials`) with `score_again` and `scores_again`. The runs are in `again/`, and a later call
           reads them.
+
+        Raises:
+          KeyboardInterrupt: A run was interrupted; a later call continues it.
         """
         best = [trial for trial in self.trials if trial["state"] == "complete" and "run" in trial][:num_trials]
         found = []
@@ -390,6 +389,8 @@ class Sweep:
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
             run = _train(algorithm, seed, folder, self._about["budget"])
+            if run.interrupted:
+                raise KeyboardInterrupt
             scores = _scores(run.metrics, self.metric, len(trial["scores"]))
             found.append({**trial, "score_again": float(np.mean(scores)), "scores_again": scores})
         return found
@@ -402,6 +403,21 @@ def _runs(study: Any) -> dict[str, list[Any]]:
         if "run" in trial.user_attrs and trial.state.name != "FAIL":
             found.setdefault(trial.user_attrs["run"], []).append(trial)
     return found
+
+
+def _folder(folder: Path) -> Path:
+    """Returns the directory of a run, which begins in another one after trials of it have diverged."""
+    return _folder(folder.with_name(f"{folder.name}-restarted")) if (folder / DIVERGED).exists() else folder
+
+
+def _drawn(trial: Any) -> dict[str, Any]:
+    """Returns the settings of an `optuna.trial.FrozenTrial`, as `make` gets them."""
+    return {name: from_json(x) for name, x in trial.user_attrs.get("settings", trial.params).items()}
+
+
+def _ends(space: Mapping[str, Range | Choice], i: int) -> dict[str, Any]:
+    """Returns the first value of each range if `i` is even, otherwise the last."""
+    return {name: (x.options if isinstance(x, Choice) else (x.low, x.high))[-(i % 2)] for name, x in space.items()}
 
 
 def _suggest(trial: Any, name: str, values: Range | Choice) -> Any:
@@ -420,7 +436,7 @@ def _open(path: Path, storage: str | None, function: Callable[..., Any], **optio
     except optuna.exceptions.DuplicatedStudyError as error:
         raise FileExistsError(f"{path} already holds a sweep: pass resume=True (--resume), or give another") from error
     except Exception as error:  # of any database and its driver
-        raise ValueError(f"storage={storage!r} cannot be opened for {path.name}: {error}") from error
+        raise ValueError(f"storage={storage!r} has no study {path.name!r} or cannot be opened: {error}") from error
 
 
 def _optuna() -> Any:
