@@ -8,7 +8,8 @@ TRAIN ?= quick
 DOCS ?= docs/_build/html
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: help setup train check lint test test-slow test-all test-exact test-newest docs dist test-dist bench gpu-dry-run clean
+.PHONY: help setup train check lint test test-slow test-all test-exact test-newest notebooks docs dist test-dist bench
+.PHONY: gpu-dry-run clean
 
 help:
 	@echo "make train        install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
@@ -19,6 +20,7 @@ help:
 	@echo "make test-newest  run the quick tests with $(PYTHON_NEWEST) and the newest versions of all dependencies"
 	@echo "make lint         install, then check style, imports and types"
 	@echo "make check        make lint and make test: before each commit"
+	@echo "make notebooks    install, then run the notebooks and store their outputs"
 	@echo "make docs         install, then build the documentation into $(DOCS)"
 	@echo "make dist         install, then build wheel and source distribution into dist"
 	@echo "make bench        install, then run the benchmarks"
@@ -82,6 +84,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/zizmor --quiet --offline --pedantic .github/workflows
 	$(BIN)/hadolint Dockerfile
+
+notebooks: $(VENV)/.installed-dev
+	$(BIN)/python notebooks/execute.py
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs $(DOCS)

@@ -11,7 +11,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from volvox.envs import atari, cartpole, envpool, gymnasium, hard_maze
 from volvox.envs.envpool_tasks import color_screen
 from volvox.report import video
-from volvox.report.video import record_video
+from volvox.report.video import filmstrip, record_video
 from volvox.testing import actions_for, drive
 from volvox.types import Env, EnvGroup, EnvSpec, Policy, TimeStep
 
@@ -83,6 +83,15 @@ def test_max_episode_steps(tmp_path):
     recorded = record_video(squares(), POLICY, jnp.ones(()), tmp_path / "a.mp4", max_episode_steps=4, fps=5)
     assert recorded.length == 4
     assert len(decode(recorded.path, 48, 80)) == 5
+
+
+@pytest.mark.parametrize(("num_frames", "shown"), [(4, [0, 3, 6, 9]), (2, [0, 9])])
+def test_a_filmstrip_shows_evenly_spaced_frames(num_frames, shown, tmp_path):
+    recorded = record_video(squares(), POLICY, jnp.ones(()), tmp_path / "a.mp4")
+    (axes,) = filmstrip(recorded.path, num_frames).axes
+    picture = 255 * np.asarray(axes.get_images()[0].get_array())
+    frames = [picture[:, left : left + 80] for left in range(0, picture.shape[1], 88)]  # 8 pixels lie between them
+    np.testing.assert_allclose([frame.mean() for frame in frames], 20 * np.array(shown), atol=6)
 
 
 def test_continuous_actions(tmp_path):

@@ -4,10 +4,11 @@ from volvox.report.files import read_log, read_metrics
 from volvox.report.html import html_report
 from volvox.report.metrics import interquartile_mean, probability_of_improvement
 from volvox.report.plots import cloud, learning_curve, lineage
-from volvox.report.video import record_video
+from volvox.report.video import filmstrip, record_video
 
 __all__ = [
     "cloud",
+    "filmstrip",
     "html_report",
     "interquartile_mean",
     "learning_curve",

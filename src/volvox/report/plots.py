@@ -148,7 +148,7 @@ def cloud(
     figure.supylabel("behaviour, second number")
     figure.colorbar(members, ax=grid, label="training fitness")
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles[-3:], labels[-3:], loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    figure.legend(handles[-3:], labels[-3:], loc="outside upper right", ncols=3, frameon=False, fontsize="small")
     figure.suptitle(title)
     return finish(figure, path)
 

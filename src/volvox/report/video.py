@@ -1,12 +1,14 @@
 """Videos of a policy playing."""
 
 import contextlib
+import io
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,11 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import color_screen
 from volvox.ops.batching import where_rows
+from volvox.report.plots import new_figure
 from volvox.types import ArrayTree, Env, Policy
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.figure import Figure
 
 
 class Recording(NamedTuple):
@@ -128,6 +134,36 @@ def record_video(
             raise OSError(f"ffmpeg failed: {errors.decode(errors='replace').strip()}")
         os.replace(unfinished, path)
     return Recording(path, float(returns.mean()), length)
+
+
+def filmstrip(path: str | os.PathLike[str], num_frames: int = 6) -> "Figure":
+    """Draws frames of a video side by side, evenly spaced from the first to the last.
+
+        vx.report.filmstrip(run.watch())
+
+    Args:
+      path: The video.
+      num_frames: Number of frames.
+
+    Raises:
+      ValueError: `num_frames` is below 2.
+      subprocess.CalledProcessError: ffmpeg cannot read the video.
+    """
+    from matplotlib.image import imread
+
+    integer("num_frames", num_frames, low=2)
+    command = [get_ffmpeg_exe(), "-i", str(Path(path).absolute())]
+    counted = subprocess.run([*command, *"-c copy -f null -".split()], check=True, capture_output=True, text=True)
+    last = int(re.findall(r"frame=\s*(\d+)", counted.stderr)[-1]) - 1
+    chosen = "+".join(f"eq(n,{round(i)})" for i in np.linspace(0, last, num_frames))
+    command += ["-vf", f"select='{chosen}',tile={num_frames}x1:padding=8:color=white"]
+    joined = subprocess.run([*command, *"-frames:v 1 -f image2pipe -c:v png -".split()], check=True, capture_output=True)
+    picture = imread(io.BytesIO(joined.stdout))
+    figure = new_figure(figsize=(12, 12 * picture.shape[0] / picture.shape[1]))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow(picture)
+    axes.set_axis_off()
+    return figure
 
 
 def _grid(pictures: np.ndarray, scale: int) -> np.ndarray:
