@@ -1,7 +1,7 @@
 """Runs notebooks and stores their outputs, text and pictures, in them.
 
-    python notebooks/execute.py                             # all of this directory
-    python notebooks/execute.py notebooks/01_quickstart.ipynb
+python notebooks/execute.py                             # all of this directory
+python notebooks/execute.py notebooks/01_quickstart.ipynb
 """
 
 import base64

@@ -152,12 +152,12 @@ def filmstrip(path: str | os.PathLike[str], num_frames: int = 6) -> "Figure":
     from matplotlib.image import imread
 
     integer("num_frames", num_frames, low=2)
-    command = [get_ffmpeg_exe(), "-i", str(Path(path).absolute())]
-    counted = subprocess.run([*command, *"-c copy -f null -".split()], check=True, capture_output=True, text=True)
-    last = int(re.findall(r"frame=\s*(\d+)", counted.stderr)[-1]) - 1
+    read, options = [get_ffmpeg_exe(), "-i", str(Path(path).absolute())], {"check": True, "capture_output": True}
+    counted = subprocess.run([*read, "-c", "copy", "-f", "null", "-"], **options)
+    last = int(re.findall(rb"frame=\s*(\d+)", counted.stderr)[-1]) - 1
     chosen = "+".join(f"eq(n,{round(i)})" for i in np.linspace(0, last, num_frames))
-    command += ["-vf", f"select='{chosen}',tile={num_frames}x1:padding=8:color=white"]
-    joined = subprocess.run([*command, *"-frames:v 1 -f image2pipe -c:v png -".split()], check=True, capture_output=True)
+    join = f"select='{chosen}',tile={num_frames}x1:padding=8:color=white"
+    joined = subprocess.run([*read, "-vf", join, "-frames:v", "1", "-f", "image2pipe", "-c:v", "png", "-"], **options)
     picture = imread(io.BytesIO(joined.stdout))
     figure = new_figure(figsize=(12, 12 * picture.shape[0] / picture.shape[1]))
     axes = figure.add_axes((0, 0, 1, 1))
