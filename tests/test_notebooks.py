@@ -42,4 +42,4 @@ def test_outputs_are_stored(path):
 
 
 def test_there_are_notebooks():
-    assert NOTEBOOKS
+    assert len(NOTEBOOKS) == 9
