@@ -152,7 +152,10 @@ def filmstrip(path: str | os.PathLike[str], num_frames: int = 6) -> "Figure":
     from matplotlib.image import imread
 
     integer("num_frames", num_frames, low=2)
-    read, options = [get_ffmpeg_exe(), "-i", str(Path(path).absolute())], {"check": True, "capture_output": True}
+    read, options = (
+        [get_ffmpeg_exe(), "-i", str(Path(path).absolute())],
+        dict[str, Any](check=True, capture_output=True),
+    )
     counted = subprocess.run([*read, "-c", "copy", "-f", "null", "-"], **options)
     last = int(re.findall(rb"frame=\s*(\d+)", counted.stderr)[-1]) - 1
     chosen = "+".join(f"eq(n,{round(i)})" for i in np.linspace(0, last, num_frames))

@@ -61,7 +61,7 @@ def load(name: str | os.PathLike[str], *, custom: Iterable[Any] = ()) -> Run:
     path = _path(name)
     text, weights = _read(path)
     algorithm = rebuild(text["config"]["algorithm"], tuple(custom), path)
-    if "lineage" in text:
+    if algorithm.from_genome is not None and "lineage" in text:
         return Run(algorithm, None, [], None, interrupted=None, elite=algorithm.from_genome(text["lineage"]))
     like = jax.eval_shape(algorithm.policy.init, jax.random.key(0))
     names = _named(like)
@@ -104,17 +104,17 @@ def publish(
     path, algorithm, score = Path(path), run.algorithm, run.evaluate(**options)
     path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
     config = {"algorithm": to_json(algorithm.config)} if run.run_dir is None else read_config(run.run_dir)
-    origin = config.get("provenance") or provenance() if origin is None else origin
+    made = origin or config.get("provenance") or provenance()
     about: dict[str, Any] = {"environment": algorithm.env.spec.name, "protocol": score.protocol, "about": score.about}
     about |= {"mean": score.mean, "low": score.low, "high": score.high, "num_episodes": len(score.returns)}
-    about |= {key: origin.get(key) for key in ("command", "revision", "date")} | {"licence": licence}
+    about |= {key: made.get(key) for key in ("command", "revision", "date")} | {"licence": licence}
     text = {"card": about, "config": {"algorithm": config["algorithm"]}}
     if algorithm.genome is None:
         weights = {key: np.asarray(x) for key, x in _named(run.variables()).items()}
     else:
         weights = {"lineage": np.zeros(0, np.int32)}  # a file needs a tensor
-        stored = run.state is None and run.run_dir is not None
-        text["lineage"] = json.loads((run.run_dir / ELITE).read_text()) if stored else algorithm.genome(run.state)
+        stored = run.run_dir and run.state is None and (run.run_dir / ELITE).read_text()
+        text["lineage"] = json.loads(stored) if stored else algorithm.genome(run.state)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, save(weights, {key: json.dumps(value) for key, value in text.items()}))
     return path
