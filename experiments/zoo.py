@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import maze_novelty
 import tyro
 from flax import linen as nn
 from launch import exit_code
@@ -57,16 +56,9 @@ def pendulum(settings: Any, *, gaussian: bool) -> Callable[[], vx.Run]:
     return lambda: learn(settings, network, vx.envs.envpool("Pendulum-v1", num_envs=1), 20_000)
 
 
-def maze() -> vx.Run:
-    """Returns a run of the novelty search of `maze_novelty.py`."""
-    settings = maze_novelty.Settings(generations=150)
-    return vx.train(maze_novelty.make_algorithm(settings, "novelty"), steps=settings.generations, progress=False)
-
-
 TRAINED: dict[str, Callable[[], vx.Run]] = {
     "cartpole-a3c": cartpole(vx.A3C(), CategoricalMLP(2, (64, 64))),
     "cartpole-ppo": cartpole(vx.PPO(value_clip=0.2), CategoricalMLP(2, (64, 64))),
-    "maze-novelty": maze,
     "cartpole-pqn": cartpole(vx.PQN(), MLP(2, (64, 64), nn.relu, layer_norm=True)),
     "pendulum-sac": pendulum(vx.SAC(), gaussian=True),
     "pendulum-td3": pendulum(vx.TD3(), gaussian=False),
