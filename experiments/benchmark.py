@@ -111,9 +111,9 @@ class MinAtarTorso(nn.Module):
 def small_rows() -> tuple[Row, ...]:
     """The rows of the small benchmark.
 
-    "defaults" are those of PPO without `value_clip`, and "zoo" the constants of RL Baselines3 Zoo, without its gSDE.
+    "defaults" are those of PPO, and "zoo" the constants of RL Baselines3 Zoo, without its gSDE.
     """
-    defaults = dataclasses.replace(vx.PPO(), value_clip=None)
+    defaults = vx.PPO()
     cartpole = {"segment_length": 32, "num_minibatches": 1, "num_epochs": 20, "trace_decay": 0.8, "discount": 0.98}
     cartpole |= {"learning_rate": 1e-3, "anneal_timesteps": 100_000, "entropy_coefficient": 0.0}
     pendulum = {"segment_length": 1024, "num_minibatches": 64, "num_epochs": 10, "discount": 0.9}

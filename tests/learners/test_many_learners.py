@@ -159,7 +159,7 @@ def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_i
     ("settings", "options", "message"),
     [
         ([vx.PPO(), vx.PPO(learning_rate=1e-3, num_epochs=2, lag=0)], {}, "num_epochs"),
-        ([vx.PPO(), vx.PPO(value_clip=None)], {}, "value_clip"),
+        ([vx.PPO(value_clip=0.2), vx.PPO()], {}, "value_clip"),
         ([vx.PPO(), vx.A3C()], {}, "A3C"),
         ([vx.PPO(), vx.PPO()], {"num_learners": 3}, "num_learners"),
         ([], {}, "0 learners"),

@@ -36,9 +36,9 @@ _SHUFFLES = 2**31
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPO:
-    """Settings of proximal policy optimisation, with the defaults of CleanRL's ppo.py, but a constant learning rate.
+    """Settings of proximal policy optimisation, with the defaults of CleanRL's ppo.py.
 
-    `atari` lists other differences.
+    The learning rate is constant, and values are not clipped. `atari` lists other differences.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
@@ -82,7 +82,7 @@ class PPO:
     num_epochs: int = 4
     num_minibatches: int = 4
     clip: float = 0.2
-    value_clip: float | None = 0.2
+    value_clip: float | None = None
     kl_stop: float | None = None
     normalize_advantages: bool = True
     discount: float = 0.99
