@@ -124,7 +124,7 @@ class PPO:
         """
         sizes = {"segment_length": 2_048, "num_epochs": 10, "num_minibatches": 32, "rounds_per_iteration": 5}
         rates = {"learning_rate": 3e-4, "anneal_timesteps": 1_000_000, "entropy_coefficient": 0.0}
-        scales = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0}
+        scales = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0, "value_clip": 0.2}
         return cls(**sizes, **rates, **scales)
 
     def schedule(self, env: Env) -> Schedule:

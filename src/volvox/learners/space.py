@@ -1,6 +1,6 @@
 """Ranges of settings that `volvox.sweep` and `volvox.PBT` explore.
 
-space = {"learning_rate": vx.space.log(1e-5, 1e-3), "num_epochs": vx.space.integer(1, 8)}
+space = {"learning_rate": vx.space.log(1e-5, 1e-3), "num_epochs": vx.space.integers(1, 8)}
 """
 
 import dataclasses
