@@ -31,10 +31,11 @@ class PBT:
 
     Attributes:
       every: Timesteps of each learner in an interval, a multiple of `evaluate_every`.
-      explore: Range of each setting that varies, one of those that the settings' `traced` names. The settings at the
-        beginning are drawn from it.
-      fraction: Fraction of the learners that are replaced, and of those that they copy; at least one, at most half.
-      factor: Factor by which a setting changes; it stays in its range.
+      explore: Settings to vary, by name, and their ranges, from which the first values are drawn. They are numbers that
+        the settings name in `traced`.
+      fraction: Fraction of the learners that is replaced. Equally many, the best, are copied. At least one learner is
+        replaced.
+      factor: Settings are multiplied or divided by this number, and then clipped to their range.
       resample: Probability that a setting is drawn from its range instead.
     """
 

@@ -35,7 +35,7 @@ class SAC:
       optimizer: As in `TD3`.
       batch_size: As in `TD3`.
       discount: Discount γ of a timestep.
-      target_rate: Share τ by which the target critics move towards the critics in each update.
+      target_rate: Weight τ of the new parameters in the moving average of the target critics.
       temperature: Weight α of the policy's entropy. None: it starts at 1 and is learned, so that the entropy is
         `target_entropy`.
       target_entropy: Entropy in nats of actions in [-1, 1], independent of the environment's bounds. None: minus the

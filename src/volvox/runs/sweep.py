@@ -10,7 +10,7 @@
 The directory of a sweep holds:
 
     study.db                the study, for `optuna-dashboard sqlite:///runs/sweep/study.db`
-    trials/0007             the run of trial 7, or of several trials in one program, of which trial 7 is the first
+    trials/0007             the run of trial 7, or of a group of trials that begins with trial 7
     trials/0007-restarted   the same without the trials that diverged in `trials/0007`, which has a file `diverged`
     again/0007              the settings of trial 7, trained with another seed (`Sweep.again`)
 """
@@ -397,7 +397,7 @@ class Sweep:
 
 
 def _runs(study: Any) -> dict[str, list[Any]]:
-    """Returns the trials of each run, by its name, without those that diverged."""
+    """Returns a dict from the name of a run to its trials, except those that diverged."""
     found: dict[str, list[Any]] = {}
     for trial in study.trials:
         if "run" in trial.user_attrs and trial.state.name != "FAIL":
@@ -431,11 +431,13 @@ def _suggest(trial: Any, name: str, values: Range | Choice) -> Any:
 def _open(path: Path, storage: str | None, function: Callable[..., Any], **options: Any) -> Any:
     """Creates or loads the study of a directory."""
     optuna = _optuna()
+    from sqlalchemy.exc import SQLAlchemyError  # pyright: ignore[reportMissingImports]  # comes with Optuna
+
     try:
         return function(study_name=path.name, storage=storage or f"sqlite:///{path / 'study.db'}", **options)
     except optuna.exceptions.DuplicatedStudyError as error:
         raise FileExistsError(f"{path} already holds a sweep: pass resume=True (--resume), or give another") from error
-    except Exception as error:  # of any database and its driver
+    except (KeyError, ValueError, ImportError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
         raise ValueError(f"storage={storage!r} has no study {path.name!r} or cannot be opened: {error}") from error
 
 

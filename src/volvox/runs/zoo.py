@@ -1,4 +1,4 @@
-"""Trained agents: those that come with volvox, and files of others.
+"""Trained agents that come with volvox, and files that others published.
 
     print(vx.zoo.list())
     run = vx.zoo.load("frostbite-ga")
