@@ -14,7 +14,9 @@ def module(load):
 def test_variants_make_algorithms(module):
     pytest.importorskip("gymnax")
     for study in module.STUDIES.values():
-        module.make_algorithm(study, list(study.variants)[-1]).close()
+        algorithm = module.make_algorithm(study, list(study.variants)[-1])
+        algorithm.close()
+        assert len(algorithm.learners) == study.num_learners
 
 
 @pytest.mark.slow
