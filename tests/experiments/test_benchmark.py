@@ -92,6 +92,7 @@ def test_a_tiny_run_is_made_once(module, row, monkeypatch, tmp_path, capsys):
     options = module.Run(run_dir=str(tmp_path), seeds=1, sides=("volvox",), measure_time=False)
     assert module.run(options) == 0
     assert module.run(options) == 0
+    assert module.run(dataclasses.replace(options, sides=("reference",), only=("novelty",))) == 0  # random search
     assert capsys.readouterr().out.count(", volvox, seed 0: ") == 2
     found = json.loads(module.run_path_of(tmp_path, row, "volvox", 0).read_text())
     assert found["timesteps"][-1] >= row.timesteps
