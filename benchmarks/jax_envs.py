@@ -48,7 +48,7 @@ def learner(options: Options) -> vx.Algorithm:
     else:
         env = getattr(vx.envs, options.suite)(options.task, num_envs=options.num_envs)
     names = ("segment_length", "num_epochs", "num_minibatches")
-    settings = vx.PPO(**{name: getattr(options, name) for name in names}, rounds_per_iteration=4)
+    settings = vx.PPO(**{name: getattr(options, name) for name in names}, lag=1, rounds_per_iteration=4)
     network = vx.networks.GaussianMLP if env.spec.num_actions is None else vx.networks.CategoricalMLP
     return vx.learn(settings, network(env.spec.num_outputs), env)
 

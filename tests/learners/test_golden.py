@@ -55,7 +55,7 @@ def a3c(env=None, network=None, *, settings=None, host=False, **changes):
 
 
 def ppo(**changes):
-    small = {"segment_length": 8, "num_minibatches": 2, "num_epochs": 2, "rounds_per_iteration": 4, "value_clip": None}
+    small = {"segment_length": 8, "num_minibatches": 2, "num_epochs": 2, "rounds_per_iteration": 4, "lag": 1}
     network = networks.ActorCritic(2, Torso())
     return learn(PPO(**(small | {"learning_rate": 0.01} | changes)), network, corridor(length=12))
 

@@ -7,7 +7,7 @@ probability with which its action was drawn. With `lag` 0, almost the textbook's
 beat of the next round, which completes the segments. Only the timestep of that beat is one round older.
 
     env = vx.envs.mujoco("HalfCheetah-v4", num_envs=1)
-    algorithm = vx.learn(vx.PPO.mujoco(), vx.networks.GaussianMLP(6), env)  # or vx.PPO.atari(), or vx.PPO(lag=0)
+    algorithm = vx.learn(vx.PPO.mujoco(), vx.networks.GaussianMLP(6), env)  # or vx.PPO.atari(), or vx.PPO()
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ class PPO:
     episodic_life: bool = False
     normalize_observations: bool = False
     normalize_rewards: bool = False
-    lag: int = 1
+    lag: int = 0
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
     traced = (*TRACED, "entropy_coefficient", "value_coefficient", "clip", "value_clip", "kl_stop")
@@ -114,7 +114,9 @@ class PPO:
         Longer runs need a larger `anneal_timesteps`.
         """
         clips: Any = {"clip": 0.1, "value_clip": 0.1, "reward_bound": 1.0}
-        return cls(**clips, num_epochs=4, anneal_timesteps=10_000_000, episodic_life=True, rounds_per_iteration=5)
+        return cls(
+            **clips, lag=1, num_epochs=4, anneal_timesteps=10_000_000, episodic_life=True, rounds_per_iteration=5
+        )
 
     @classmethod
     def mujoco(cls) -> "PPO":
@@ -126,7 +128,7 @@ class PPO:
         sizes = {"segment_length": 2_048, "num_epochs": 10, "num_minibatches": 32, "rounds_per_iteration": 5}
         rates = {"learning_rate": 3e-4, "anneal_timesteps": 1_000_000, "entropy_coefficient": 0.0}
         scales = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0, "value_clip": 0.2}
-        return cls(**sizes, **rates, **scales)
+        return cls(**sizes, **rates, **scales, lag=1)
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""
