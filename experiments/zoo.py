@@ -18,6 +18,7 @@ from launch import exit_code
 
 import volvox as vx
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP
+from volvox.sparsity import GroupSparse
 
 ROOT = Path(__file__).parent
 AGENTS = ROOT.parent / "src/volvox/runs/agents"
@@ -40,9 +41,9 @@ def committed(directory: Path) -> tuple[vx.Run, dict[str, str]]:
     return vx.load(directory), origin
 
 
-def learn(settings: Any, network: Any, env: vx.Env, timesteps: int) -> vx.Run:
-    """Returns the best of four learners."""
-    algorithm = vx.learn(settings, network, env, num_learners=4, evaluate_every=timesteps // 10)
+def learn(settings: Any, network: Any, env: vx.Env, timesteps: int, num_learners: int = 4) -> vx.Run:
+    """Returns the best of several learners."""
+    algorithm = vx.learn(settings, network, env, num_learners=num_learners, evaluate_every=timesteps // 10)
     return vx.train(algorithm, max_timesteps=timesteps, progress=False)
 
 
@@ -56,10 +57,29 @@ def pendulum(settings: Any, *, gaussian: bool) -> Callable[[], vx.Run]:
     return lambda: learn(settings, network, vx.envs.envpool("Pendulum-v1", num_envs=1), 20_000)
 
 
+def mujoco(task: str, gst: GroupSparse | None = None) -> Callable[[], vx.Run]:
+    """TD3 with its authors' learning rate, and smaller networks."""
+
+    def train() -> vx.Run:
+        env = vx.envs.mujoco(task, num_envs=2, threads=1)
+        networks = ActorAndCritic.mlp(env.spec.num_outputs, (128, 128))
+        settings = vx.TD3(learning_rate=1e-3, batch_size=128, random_timesteps=10_000, replay_size=200_000)
+        if gst is not None:
+            networks = ActorAndCritic(gst.network(networks.actor), gst.network(networks.critic))
+            settings = dataclasses.replace(settings, optimizer=gst.optimizer(settings.optimizer))
+        return learn(settings, networks, env, 150_000, num_learners=2)
+
+    return train
+
+
 TRAINED: dict[str, Callable[[], vx.Run]] = {
     "cartpole-a3c": cartpole(vx.A3C(), CategoricalMLP(2, (64, 64))),
     "cartpole-ppo": cartpole(vx.PPO(value_clip=0.2), CategoricalMLP(2, (64, 64))),
     "cartpole-pqn": cartpole(vx.PQN(), MLP(2, (64, 64), nn.relu, layer_norm=True)),
+    "halfcheetah-td3": mujoco("HalfCheetah"),
+    "halfcheetah-td3-group-sparse": mujoco("HalfCheetah", GroupSparse(final_sparsity=0.875)),
+    "hopper-td3": mujoco("Hopper"),
+    "hopper-td3-group-sparse": mujoco("Hopper", GroupSparse(final_sparsity=0.875)),
     "pendulum-sac": pendulum(vx.SAC(), gaussian=True),
     "pendulum-td3": pendulum(vx.TD3(), gaussian=False),
 }
