@@ -19,6 +19,8 @@ import csv
 import ctypes
 import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -43,6 +45,14 @@ Protocol = Literal["sticky", "exact", "fresh"]
 STICKINESS = 0.25
 """Probability of repeated actions under the protocol "sticky" (Machado et al. 2018, arXiv 1709.06009)."""
 _EGL = "libEGL.so.1"
+_DRAW = f"""
+import ctypes
+ctypes.CDLL("{_EGL}", mode=ctypes.RTLD_GLOBAL)
+import envpool
+pool = envpool.make("InvertedPendulum-v4", env_type="gymnasium", num_envs=1, render_mode="rgb_array")
+pool.reset()
+pool.render()
+"""
 _NOT_DRAWN = ("envpool.gfootball", "envpool.toy_text")
 # Rows and columns of a screen, also of the few games with more rows.
 _SCREEN = (210, 160)
@@ -142,7 +152,13 @@ def envpool(
         )
         modules = str(type(native).__mro__)
         if drawn and "envpool.mujoco" in modules:
-            ctypes.CDLL(_EGL)  # raises OSError; without EGL MuJoCo would end the process
+            # Without a driver MuJoCo ends the process that draws.
+            tried = subprocess.run([sys.executable, "-c", _DRAW], capture_output=True, text=True)
+            if tried.returncode != 0:
+                raise OSError(
+                    "MuJoCo draws with EGL, which is missing or finds no driver: install both (Debian: apt-get install "
+                    "libegl1 libgl1-mesa-dri; NVIDIA's containers: NVIDIA_DRIVER_CAPABILITIES=all).\n" + tried.stderr
+                )
         draws = bool(drawn) and not any(module in modules for module in _NOT_DRAWN)
         return _pool_group(spec, num_envs, native, host=host, draws=draws)
 

@@ -56,7 +56,7 @@ def record_video(
     takes the same actions for the camera. Other environments draw themselves: tasks of envpool, Gymnasium's
     environments with `render_mode="rgb_array"`, and pure-JAX environments with `render`
     (`volvox.envs.from_functions`). Of all others the newest channel of each observation is recorded in grey, enlarged
-    four times. envpool's MuJoCo draws with EGL (Debian: `apt-get install libegl1`).
+    four times. envpool's MuJoCo draws with EGL and its driver (Debian: `apt-get install libegl1 libgl1-mesa-dri`).
 
         record_video(env, algorithm.policy, algorithm.variables(state), "episode.mp4")
         record_video(env, algorithm.policy, run.variables("last"), "last.mp4", seed=3, fps=30)
@@ -75,7 +75,7 @@ def record_video(
     Raises:
       ValueError: The environment cannot be drawn and its observations are no uint8 images, or a number is below 1.
       OSError: ffmpeg failed, for example because the disk is full or it does not know the suffix of the name; or MuJoCo
-        finds no EGL.
+        finds no EGL or no driver.
     """
     path, spec, camera = Path(path), env.spec, color_screen(env)
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
