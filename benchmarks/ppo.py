@@ -1,8 +1,9 @@
-"""How fast PPO plays and learns, against the bound of its parts in turn, and beside PyTorch.
+"""How fast PPO or PQN plays and learns, against the bound of its parts in turn, and beside PyTorch.
 
     python benchmarks/ppo.py --json
     python benchmarks/ppo.py --preset mujoco --task HalfCheetah-v4 --num-envs 8 --groups 2 --json
     python benchmarks/ppo.py --json --peers
+    python benchmarks/ppo.py --json --peers --preset pqn
 
 One run prints: emulators alone, the network acting alone, learning alone, the bound the three make in turn, and the
 whole loop. With `--peers` also PyTorch's loop on the same emulators, of which the installation is described in
@@ -28,9 +29,9 @@ Flag = tyro.conf.arg
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The benchmark of PPO."""
+    """The benchmark of PPO and PQN."""
 
-    preset: Literal["atari", "mujoco"] = "atari"
+    preset: Annotated[Literal["atari", "mujoco", "pqn"], Flag(help="pqn: CleanRL's PQN for Atari")] = "atari"
     task: Annotated[str, Flag(help="game or MuJoCo task")] = "Pong"
     num_envs: int = 8
     groups: int = 2
@@ -45,7 +46,7 @@ class Options:
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
-def make(options: Options) -> tuple[vx.Env, Any, vx.PPO]:
+def make(options: Options) -> tuple[vx.Env, Any, vx.PPO | vx.PQN]:
     """Environments, flax module and settings."""
     sizes: Any = {"num_envs": options.num_envs, "groups": options.groups}
     changes = {"lag": options.lag, "micro_batch": options.micro_batch, "anneal_timesteps": None}
@@ -55,12 +56,14 @@ def make(options: Options) -> tuple[vx.Env, Any, vx.PPO]:
         settings = dataclasses.replace(vx.PPO.mujoco(), rounds_per_iteration=1, **changes)
         return env, vx.networks.GaussianMLP(size), settings
     env = vx.envs.atari(options.task, **sizes)
-    torso = vx.networks.NatureTorso(dtype=None if options.dtype == "float32" else jnp.dtype(options.dtype))
-    network = vx.networks.ActorCritic(env.spec.num_actions or 0, torso)
-    return env, network, dataclasses.replace(vx.PPO.atari(), rounds_per_iteration=2, **changes)
+    pqn, dtype = options.preset == "pqn", None if options.dtype == "float32" else jnp.dtype(options.dtype)
+    torso = vx.networks.NatureTorso(dtype=dtype, layer_norm=pqn)
+    network = (vx.networks.QValues if pqn else vx.networks.ActorCritic)(env.spec.num_outputs, torso)
+    settings = vx.PQN.cleanrl() if pqn else vx.PPO.atari()
+    return env, network, dataclasses.replace(settings, rounds_per_iteration=2, **changes)
 
 
-def train_steps_per_s(learner: Any, env: vx.Env, settings: vx.PPO, seconds: float) -> float:
+def train_steps_per_s(learner: Any, env: vx.Env, settings: vx.PPO | vx.PQN, seconds: float) -> float:
     """Learning alone: advantages, shuffles and all updates of a round, inside one compiled loop."""
     collected, learning = learner.init(jax.random.key(0))
     turn = Turn(group=0, round=jnp.int32(1), beat=jnp.int32(0), mean_return=jnp.float32(0))
@@ -92,7 +95,7 @@ def difference(module: Any, env: vx.Env) -> float:
 class Loop:
     """The algorithm as `train` runs it, compilation not counted."""
 
-    def __init__(self, algorithm: vx.Algorithm, settings: vx.PPO, env: vx.Env):
+    def __init__(self, algorithm: vx.Algorithm, settings: vx.PPO | vx.PQN, env: vx.Env):
         self.algorithm, self.steps = algorithm, settings.segment_length * env.num_envs * settings.rounds_per_iteration
         self.state = algorithm.init(jax.random.key(0))
         self.state, self.row = algorithm.step(self.state)
@@ -106,12 +109,15 @@ class Loop:
         return iterations * self.steps / (time.perf_counter() - began)
 
 
-def peer(options: Options, settings: vx.PPO, wait: str) -> float:
+def peer(options: Options, settings: vx.PPO | vx.PQN, wait: str) -> float:
     """Timesteps a second of PyTorch, whose threads wait actively or passively for each other."""
-    flags = {"preset": options.preset, "task": options.task, "num-envs": options.num_envs, "seconds": options.seconds}
+    flags = {"task": options.task, "num-envs": options.num_envs, "seconds": options.seconds}
+    flags |= {"preset": options.preset} if options.preset != "pqn" else {"trace-decay": settings.trace_decay}
     flags |= {"segment-length": settings.segment_length, "num-epochs": settings.num_epochs}
     flags |= {"num-minibatches": settings.num_minibatches}
-    return run_peer("torch_ppo", flags, options.python, OMP_WAIT_POLICY=wait)["steps_per_s"]
+    return run_peer(
+        "torch_pqn" if options.preset == "pqn" else "torch_ppo", flags, options.python, OMP_WAIT_POLICY=wait
+    )["steps_per_s"]
 
 
 def measure(options: Options) -> dict[str, Any]:

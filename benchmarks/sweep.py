@@ -47,7 +47,9 @@ class Options:
 
 def cartpole(settings: dict[str, Any], **options: Any) -> vx.Algorithm:
     env, network = vx.envs.cartpole(num_envs=8), vx.networks.CategoricalMLP(2, (64, 64))
-    ppo = vx.PPO(segment_length=64, num_minibatches=4, rounds_per_iteration=8, optimizer=optax.adam, **settings)
+    ppo = vx.PPO(
+        segment_length=64, num_epochs=4, num_minibatches=4, rounds_per_iteration=8, optimizer=optax.adam, **settings
+    )
     return vx.learn(ppo, network, env, **options)
 
 

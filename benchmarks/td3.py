@@ -5,7 +5,7 @@
     python benchmarks/td3.py --json --learner sac
 
 - updates: the learner's updates in a compiled loop, batches drawn from the replay of a run;
-- floor (of TD3): the matmuls of such an update, forward and backward, and nothing else;
+- floor: the matmuls of such an update, forward and backward, and nothing else;
 - emulators, inference: steps a second of these parts alone, each in the compiled loop with nothing else to do;
 - loop: steps a second of the algorithm with one update a step, over that of its parts in turn;
 - many (with `--learners`): the loop with that many learners in one program, two environments each;
@@ -18,6 +18,7 @@ All but PyTorch take turns, and the medians are reported; of the ways means, for
 import dataclasses
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -50,12 +51,13 @@ class Options:
     learners: Annotated[tuple[int, ...], Flag(help="also measure the loop with so many learners")] = ()
     ways: Annotated[bool, Flag(help="also measure sparse weights, which compiles four more programs")] = False
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
+    python: Annotated[str, Flag(help="Python that has torch, for the peer")] = sys.executable
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
 def floor(options: Options, observation: int, action: int) -> Callable[[], float]:
     """Updates a second of their matmuls alone, in a compiled loop: no biases, activations, noise or Adam."""
-    w, keys = options.width, iter(jax.random.split(jax.random.key(0), 64))
+    w, sac, keys = options.width, options.learner == "sac", iter(jax.random.split(jax.random.key(0), 64))
 
     def kernels(*widths: int) -> list[jax.Array]:
         return [0.05 * jax.random.normal(next(keys), pair) for pair in itertools.pairwise(widths)]
@@ -69,19 +71,24 @@ def floor(options: Options, observation: int, action: int) -> Callable[[], float
         return jnp.stack([through(critic, x) for critic in critics])
 
     networks = {
-        "actor": kernels(observation, w, w, action),
+        "actor": kernels(observation, w, w, action * (1 + sac)),
         "critics": [kernels(observation + action, w, w, 1) for _ in range(2)],
     }
+    networks["temperature"] = jnp.zeros(())
     targets = jax.tree.map(jnp.copy, networks)
     batches = jax.random.normal(next(keys), (8, options.batch_size, observation + action))
 
-    def critic_loss(critics, seen, taken):
-        following = through(targets["actor"], seen)
+    def acted(actor, seen):
+        return through(actor, seen)[:, :action]
+
+    def critic_loss(critics, actor, seen, taken):
+        following = acted(actor if sac else targets["actor"], seen)
         wanted = both(targets["critics"], jnp.concatenate([seen, following], 1)).min(0)
         return ((both(critics, jnp.concatenate([seen, taken], 1)) - wanted) ** 2).sum()
 
     def actor_loss(actor, critics, seen):
-        return (through(critics[0], jnp.concatenate([seen, through(actor, seen)], 1)) ** 2).sum()
+        x = jnp.concatenate([seen, acted(actor, seen)], 1)
+        return ((both(critics, x).min(0) if sac else through(critics[0], x)) ** 2).sum()
 
     def descended(params, gradient):
         return jax.tree.map(lambda x, g: x - 1e-12 * g, params, gradient)
@@ -91,13 +98,20 @@ def floor(options: Options, observation: int, action: int) -> Callable[[], float
         def update(i, networks):
             # Of one batch the targets' values would be computed once, before the loop.
             seen, taken = jnp.split(batches[i % len(batches)], [observation], axis=1)
-            critics = descended(networks["critics"], jax.grad(critic_loss)(networks["critics"], seen, taken))
+            gradient = jax.grad(critic_loss)(networks["critics"], networks["actor"], seen, taken)
+            networks = {**networks, "critics": descended(networks["critics"], gradient)}
 
             def delayed(networks):
                 gradient = jax.grad(actor_loss)(networks["actor"], networks["critics"], seen)
                 return {**networks, "actor": descended(networks["actor"], gradient)}
 
-            return jax.lax.cond(i % 2 == 0, delayed, lambda x: x, {**networks, "critics": critics})
+            if not sac:
+                return jax.lax.cond(i % 2 == 0, delayed, lambda x: x, networks)
+            networks = delayed(networks)
+            return {
+                **networks,
+                "temperature": descended(networks["temperature"], (acted(networks["actor"], seen) ** 2).sum()),
+            }
 
         return jax.lax.fori_loop(0, times, update, networks)
 
@@ -239,8 +253,7 @@ def measure(options: Options) -> dict[str, Any]:
     state, _ = algorithm.step(state)  # random actions, and compilation
     state, _ = algorithm.step(state)
     calls = alone(setup(options), state) | {"emulators": lambda: env_steps_per_s(env.make(0), 0.5)}
-    if options.learner == "td3":
-        calls["floor"] = floor(options, observation, action)
+    calls["floor"] = floor(options, observation, action)
     rates: dict[str, list[float]] = {name: [] for name in (*calls, "loop")}
     for _ in range(options.iterations):
         for name, call in calls.items():
@@ -258,11 +271,10 @@ def measure(options: Options) -> dict[str, Any]:
         "loop_steps_per_s": middle["loop"],
         "bound_steps_per_s": bound,
         "loop_fraction_of_bound": middle["loop"] / bound,
+        "floor_updates_per_s": middle["floor"],
+        "fraction_of_floor": middle["updates"] / middle["floor"],
         "ranges": {name: [min(values), max(values)] for name, values in rates.items()},
     }
-    if "floor" in middle:
-        figures["floor_updates_per_s"] = middle["floor"]
-        figures["fraction_of_floor"] = middle["updates"] / middle["floor"]
     if options.learners:
         figures["many_steps_per_s"] = many(options)
     if options.ways:
@@ -270,7 +282,7 @@ def measure(options: Options) -> dict[str, Any]:
     if options.peers:
         flags = {"observation": observation, "action": action, "width": options.width, "batch-size": options.batch_size}
         flags["repeats"] = options.iterations
-        figures["torch_updates_per_s"] = run_peer(f"torch_{options.learner}", flags)["updates_per_s"]
+        figures["torch_updates_per_s"] = run_peer(f"torch_{options.learner}", flags, options.python)["updates_per_s"]
         figures["speedup_vs_torch"] = middle["updates"] / figures["torch_updates_per_s"]
     return figures
 

@@ -118,9 +118,9 @@ def small_rows() -> tuple[Row, ...]:
     cartpole |= {"learning_rate": 1e-3, "anneal_timesteps": 100_000, "entropy_coefficient": 0.0}
     pendulum = {"segment_length": 1024, "num_minibatches": 64, "num_epochs": 10, "discount": 0.9}
     pendulum |= {"learning_rate": 1e-3, "entropy_coefficient": 0.0}
-    lander = {"segment_length": 1024, "num_minibatches": 256, "learning_rate": 3e-4}
+    lander = {"segment_length": 1024, "num_minibatches": 256, "num_epochs": 4, "learning_rate": 3e-4}
     lander |= {"trace_decay": 0.98, "discount": 0.999}
-    minatar = {"segment_length": 32, "num_minibatches": 8, "learning_rate": 1e-3}
+    minatar = {"segment_length": 32, "num_minibatches": 8, "num_epochs": 4, "learning_rate": 1e-3}
     a2c: Any = {"segment_length": 5, "learning_rate": 7e-4, "entropy_coefficient": 0.0, "reward_bound": None}
     td3: Any = {"learning_rate": 1e-3, "batch_size": 100, "random_timesteps": 2_000, "replay_size": 200_000}
     zoo = "RL Baselines3 Zoo, one run"

@@ -37,6 +37,7 @@ Name = Literal[
     "ppo-pendulum",
     "pqn-cartpole",
     "a3c-halfcheetah",
+    "a3c-halfcheetah-ten",
     "a3c-pong",
     "a3c-breakout",
     "a3c-boxing",
@@ -158,6 +159,19 @@ def a3c_variants() -> dict[str, vx.A3C]:
     return {"nothing normalised": plain, **variants, "observations normalised": observations}
 
 
+def halfcheetah_study(num_learners: int, *names: str) -> Study:
+    """Returns the study of A3C on HalfCheetah-v5, of all variants or of those named."""
+    variants = a3c_variants()
+    return Study(
+        env=lambda: vx.envs.mujoco("HalfCheetah-v5", num_envs=16, groups=2),
+        network=gaussian,
+        variants={name: variants[name] for name in names or variants},
+        timesteps=1_000_000,
+        num_learners=num_learners,
+        num_episodes=10,
+    )
+
+
 def image_study(game: str) -> Study:
     """Returns the study of remedies for badly conditioned images: A3C, 1.6 million frames."""
     plain = vx.A3C(segment_length=5, learning_rate=5e-4)
@@ -213,13 +227,9 @@ STUDIES: dict[Name, Study] = {
         num_learners=5,
         num_episodes=64,
     ),
-    "a3c-halfcheetah": Study(
-        env=lambda: vx.envs.mujoco("HalfCheetah-v5", num_envs=16, groups=2),
-        network=gaussian,
-        variants=a3c_variants(),
-        timesteps=1_000_000,
-        num_learners=3,
-        num_episodes=10,
+    "a3c-halfcheetah": halfcheetah_study(3),
+    "a3c-halfcheetah-ten": halfcheetah_study(
+        10, "both, rate 1e-3", "both, rate 1e-3, 10 timesteps", "both, rate 1e-3, 40 timesteps", "both, rate 2e-3"
     ),
     "a3c-pong": image_study("Pong"),
     "a3c-breakout": image_study("Breakout"),

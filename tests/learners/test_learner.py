@@ -141,7 +141,7 @@ ACTOR_CRITIC = ActorAndCritic(MLP(2, (8,), activation=nn.relu), QNetwork((8,)))
 LEARNERS = {
     "a3c": (A3C(segment_length=5, updates_per_iteration=3), CategoricalMLP(2, (8,)), CORRIDOR),
     "ppo": (
-        PPO(segment_length=8, num_minibatches=2, rounds_per_iteration=3, **NORMALIZED),
+        PPO(segment_length=8, num_epochs=4, num_minibatches=2, rounds_per_iteration=3, **NORMALIZED),
         GaussianMLP(2, (8,)),
         TARGET,
     ),

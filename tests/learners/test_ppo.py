@@ -18,7 +18,7 @@ from volvox.learners.ppo import permutation
 from volvox.networks import CategoricalMLP, GaussianMLP, RecurrentActorCritic
 
 FAST = {"segment_length": 8, "learning_rate": 1e-2, "discount": 0.9, "num_minibatches": 2, "max_gradient_norm": 1.0}
-FAST |= {"value_clip": None}
+FAST |= {"num_epochs": 4}
 
 
 def learner(module, env, *, host=False, **options):

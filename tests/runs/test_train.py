@@ -92,6 +92,7 @@ def test_a_budget_needs_its_metric(name):
         train(without, **{f"max_{name}": 100})
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("make", [random_walk, evolution])
 def test_a_resumed_run_is_the_straight_run_bit_for_bit(make, tmp_path):
     straight = train(make(), seed=3, steps=4)

@@ -1,0 +1,159 @@
+"""A peer: PQN in PyTorch on envpool's Atari, written from the paper (arXiv 2407.04811) and for speed.
+
+    torchenv/bin/python benchmarks/peers/torch_pqn.py --task Pong      # torch_ppo.py says how to install torchenv
+    python benchmarks/ppo.py --preset pqn --peers --python torchenv/bin/python
+
+One synchronous pool, channels-last memory, observations kept as bytes until they are used. PyTorch's threads and the
+size of the parts in which a minibatch's gradient is computed are tuned before anything is timed.
+"""
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import envpool
+import numpy as np
+import torch
+from torch import nn
+
+
+class Normalized(nn.Module):
+    """Layer normalisation over the channels of `[B, C, ...]`."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same shape; images with channels last in memory are not copied."""
+        return self.norm(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def layer(made: nn.Module, size: int) -> tuple[nn.Module, ...]:
+    """An orthogonal layer, normalisation and activation."""
+    nn.init.orthogonal_(made.weight, 2**0.5)
+    nn.init.zeros_(made.bias)
+    return made, Normalized(size), nn.ReLU()
+
+
+class Values(nn.Module):
+    """DQN's convolutions with layer normalisation, and the values of all actions."""
+
+    def __init__(self, num_actions: int):
+        super().__init__()
+        convolutions = ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+        layers = [x for sizes in convolutions for x in layer(nn.Conv2d(*sizes), sizes[1])]
+        dense = layer(nn.Linear(64 * 7 * 7, 512), 512)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), *dense, nn.Linear(512, num_actions))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Values `[B, A]` of bytes `[B, 4, 84, 84]`."""
+        return self.layers(observation.to(torch.float32, memory_format=torch.channels_last).div_(255))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--task", default="Pong")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--segment-length", type=int, default=128)
+    parser.add_argument("--num-epochs", type=int, default=4)
+    parser.add_argument("--num-minibatches", type=int, default=4)
+    parser.add_argument("--trace-decay", type=float, default=0.65)
+    parser.add_argument("--epsilon", type=float, default=0.01)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    options = parser.parse_args()
+    threads = len(os.sched_getaffinity(0))
+    torch.set_float32_matmul_precision("high")  # as JAX multiplies on a GPU
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+    n, length = options.num_envs, options.segment_length
+    pool = envpool.make(f"{options.task}-v5", env_type="gymnasium", num_envs=n, num_threads=threads, seed=0)
+    num_actions = int(pool.action_space.n)
+    net = Values(num_actions).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.RAdam(net.parameters(), lr=2.5e-4)
+    size = n * length // options.num_minibatches
+    observations = torch.zeros((length, n, *pool.observation_space.shape), dtype=torch.uint8)
+    actions = torch.zeros((length, n), dtype=torch.long)
+    best, rewards, going_on, truncations, valid = (torch.zeros((length, n)) for _ in range(5))
+
+    def given(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x).to(observations.device)
+
+    def learn(data: tuple[torch.Tensor, ...], chosen: torch.Tensor, part: int) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        observation, action, target, weight = (x[chosen] for x in data)
+        count = weight.sum().clamp(min=1)
+        for i in range(0, len(action), part):
+            x = slice(i, i + part)
+            value = net(observation[x]).gather(-1, action[x, None])[:, 0]
+            ((0.5 * (value - target[x]) ** 2 * weight[x]).sum() / count).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 10.0)
+        optimizer.step()
+
+    def tuned() -> tuple[int, int, int]:
+        """(threads of PyTorch that act, those that learn, timesteps of a part), by what is fastest here."""
+        flat = tuple(x.flatten(0, 1) for x in (observations, actions, rewards, valid))
+
+        def seconds(call: Callable[[], object]) -> float:
+            times = []
+            for _ in range(6):
+                began = time.perf_counter()
+                call()
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter() - began)
+            return statistics.median(times[1:])
+
+        acting, learning = [], []
+        for number in {1, threads}:
+            torch.set_num_threads(number)
+            with torch.no_grad():
+                acting.append((seconds(lambda: [net(flat[0][:n]) for _ in range(10)]), number))
+            for part in sorted({p for p in (32, 64, 128, 256, size) if p <= size}):
+                some = functools.partial(learn, flat, torch.randperm(n * length)[:size], part)
+                learning.append((seconds(some), number, part))
+        return min(acting)[1], *min(learning)[1:]
+
+    acting_threads, learning_threads, part = tuned()
+    seen = given(pool.reset()[0])
+    dummy, lives = np.zeros(n, bool), np.zeros(n)  # envpool discards the action after an end
+    began, rounds = time.perf_counter(), -1
+    while rounds < 1 or time.perf_counter() - began < options.seconds:
+        if rounds == 0:
+            began = time.perf_counter()
+        torch.set_num_threads(acting_threads)
+        for t in range(length):
+            observations[t] = seen
+            with torch.no_grad():
+                best[t], greedy = net(seen).max(-1)
+            random = torch.rand(n) < options.epsilon
+            actions[t] = torch.where(random, torch.randint(num_actions, (n,)), greedy)
+            raw, reward, terminated, truncated, info = pool.step(actions[t].cpu().numpy().astype(np.int32))
+            lost, lives = ~dummy & (info["lives"] < lives), info["lives"]
+            rewards[t] = given(np.clip(reward, -1, 1).astype(np.float32))
+            going_on[t] = given((0.99 * ~(terminated | lost)).astype(np.float32))
+            truncations[t], valid[t] = given(truncated), given(~dummy)
+            dummy, seen = terminated | truncated, given(raw)
+        with torch.no_grad():
+            following = net(seen).max(-1)[0]
+        targets, target, decay = torch.zeros((length, n)), following, options.trace_decay
+        for t in reversed(range(length)):
+            target = torch.where(truncations[t] > 0, following, decay * target + (1 - decay) * following)
+            targets[t] = target = rewards[t] + going_on[t] * target
+            following = best[t]
+        flat = tuple(x.flatten(0, 1) for x in (observations, actions, targets, valid))
+        torch.set_num_threads(learning_threads)
+        for _ in range(options.num_epochs):
+            for chosen in torch.randperm(n * length).split(size):
+                learn(flat, chosen, part)
+        rounds += 1
+    rate = rounds * n * length / (time.perf_counter() - began)
+    tuned_to = {"acting_threads": acting_threads, "learning_threads": learning_threads, "part": part}
+    print(json.dumps({"steps_per_s": rate, **tuned_to, "torch": torch.__version__}))
+
+
+if __name__ == "__main__":
+    main()
