@@ -382,7 +382,7 @@ def train(row: Row, side: str, seed: int, run_dir: Path) -> dict[str, Any]:
     if row.learner is None:
         settings = maze_novelty.Settings(num_envs=row.num_envs)
         if side == "reference":  # random search is a genetic algorithm without parents
-            settings = dataclasses.replace(settings, num_parents=0)
+            settings = dataclasses.replace(settings, num_parents=0, mutation_std=vx.GA.mutation_std)
         algorithm = maze_novelty.make_algorithm(settings, "novelty" if side == "volvox" else "fitness")
         how["steps"] = row.timesteps // (settings.population_size * algorithm.env.spec.max_episode_steps)
     else:
