@@ -152,7 +152,7 @@ def filmstrip(path: str | os.PathLike[str], num_frames: int = 6) -> "Figure":
 
     integer("num_frames", num_frames, low=2)
     path = str(Path(path).absolute())
-    last = count_frames_and_secs(path)[0] - 1
+    last = count_frames_and_secs(path)[0] - 1  # pyright: ignore[reportOptionalOperand]  # an int
     chosen = "+".join(f"eq(n,{round(i)})" for i in np.linspace(0, last, num_frames))
     join = f"select='{chosen}',tile={num_frames}x1:padding=8:color=white"
     options = ["-vf", join, "-frames:v", "1", "-f", "image2pipe", "-c:v", "png", "-"]
