@@ -19,6 +19,8 @@ import csv
 import ctypes
 import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -42,7 +44,10 @@ Protocol = Literal["sticky", "exact", "fresh"]
 """How a score is measured; see `volvox.play`."""
 STICKINESS = 0.25
 """Probability of repeated actions under the protocol "sticky" (Machado et al. 2018, arXiv 1709.06009)."""
-_EGL = "libEGL.so.1"
+_DRAW = """from volvox.envs.envpool_tasks import load_envpool
+pool = load_envpool().make_gymnasium("InvertedPendulum-v4", num_envs=1, render_mode="rgb_array")
+pool.reset()
+pool.render()"""
 _NOT_DRAWN = ("envpool.gfootball", "envpool.toy_text")
 # Rows and columns of a screen, also of the few games with more rows.
 _SCREEN = (210, 160)
@@ -142,7 +147,11 @@ def envpool(
         )
         modules = str(type(native).__mro__)
         if drawn and "envpool.mujoco" in modules:
-            ctypes.CDLL(_EGL)  # raises OSError; without EGL MuJoCo would end the process
+            # Without EGL or its driver MuJoCo ends the process that draws.
+            tried = subprocess.run([sys.executable, "-c", _DRAW], capture_output=True, text=True)
+            if tried.returncode != 0:
+                install = "(Debian: apt-get install libegl1 libgl1-mesa-dri; NVIDIA: NVIDIA_DRIVER_CAPABILITIES=all)"
+                raise OSError(f"MuJoCo draws with EGL, and finds no driver; install both {install}.\n{tried.stderr}")
         draws = bool(drawn) and not any(module in modules for module in _NOT_DRAWN)
         return _pool_group(spec, num_envs, native, host=host, draws=draws)
 
@@ -153,7 +162,7 @@ def envpool(
 def load_envpool() -> Any:
     """Imports envpool when it is first needed, because that takes a second."""
     with contextlib.suppress(OSError):  # MuJoCo draws by it: envpool's own copy, which comes later, finds no driver
-        ctypes.CDLL(_EGL, mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
     import envpool
 
     return envpool

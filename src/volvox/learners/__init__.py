@@ -1,7 +1,7 @@
 """Learners: one file for each algorithm, a base for on-policy ones, and the loop that trains them (`volvox.learn`).
 
-algorithm = vx.learn(vx.A3C(), network, env)
-algorithm = vx.learn(vx.TD3(), vx.networks.ActorAndCritic(actor, critic), env)
+    algorithm = vx.learn(vx.A3C(), network, env)
+    algorithm = vx.learn(vx.TD3(), vx.networks.ActorAndCritic(actor, critic), env)
 
 This package exports the interface for your own learners; `volvox` exports the learners themselves.
 """

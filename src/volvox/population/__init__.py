@@ -1,7 +1,9 @@
 """Populations as few bases and many seeds: noise, decoding, lineages.
 
-code = encoding(volvox.networks.genotype(module, env.spec), Table())
-params = rebuild(code, load("elite.json"))
+The lineage of an elite gives its parameters:
+
+    code = encoding(volvox.networks.genotype(module, env.spec), Table())
+    params = rebuild(code, load("elite.json"))
 """
 
 from volvox.population.decoding import encoding, explicit, from_vectors, to_vectors, weighted_noise

@@ -4,7 +4,6 @@ import contextlib
 import io
 import math
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from imageio_ffmpeg import get_ffmpeg_exe
+from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
 
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import color_screen
@@ -56,7 +55,7 @@ def record_video(
     takes the same actions for the camera. Other environments draw themselves: tasks of envpool, Gymnasium's
     environments with `render_mode="rgb_array"`, and pure-JAX environments with `render`
     (`volvox.envs.from_functions`). Of all others the newest channel of each observation is recorded in grey, enlarged
-    four times. envpool's MuJoCo draws with EGL (Debian: `apt-get install libegl1`).
+    four times. envpool's MuJoCo draws with EGL and its driver (Debian: `apt-get install libegl1 libgl1-mesa-dri`).
 
         record_video(env, algorithm.policy, algorithm.variables(state), "episode.mp4")
         record_video(env, algorithm.policy, run.variables("last"), "last.mp4", seed=3, fps=30)
@@ -75,7 +74,7 @@ def record_video(
     Raises:
       ValueError: The environment cannot be drawn and its observations are no uint8 images, or a number is below 1.
       OSError: ffmpeg failed, for example because the disk is full or it does not know the suffix of the name; or MuJoCo
-        finds no EGL.
+        finds no EGL or no driver.
     """
     path, spec, camera = Path(path), env.spec, color_screen(env)
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
@@ -147,20 +146,17 @@ def filmstrip(path: str | os.PathLike[str], num_frames: int = 6) -> "Figure":
 
     Raises:
       ValueError: `num_frames` is below 2.
-      subprocess.CalledProcessError: ffmpeg cannot read the video.
+      RuntimeError: ffmpeg cannot read the video.
     """
     from matplotlib.image import imread
 
     integer("num_frames", num_frames, low=2)
-    read, options = (
-        [get_ffmpeg_exe(), "-i", str(Path(path).absolute())],
-        dict[str, Any](check=True, capture_output=True),
-    )
-    counted = subprocess.run([*read, "-c", "copy", "-f", "null", "-"], **options)
-    last = int(re.findall(rb"frame=\s*(\d+)", counted.stderr)[-1]) - 1
+    path = str(Path(path).absolute())
+    last = count_frames_and_secs(path)[0] - 1  # pyright: ignore[reportOptionalOperand]  # an int
     chosen = "+".join(f"eq(n,{round(i)})" for i in np.linspace(0, last, num_frames))
     join = f"select='{chosen}',tile={num_frames}x1:padding=8:color=white"
-    joined = subprocess.run([*read, "-vf", join, "-frames:v", "1", "-f", "image2pipe", "-c:v", "png", "-"], **options)
+    options = ["-vf", join, "-frames:v", "1", "-f", "image2pipe", "-c:v", "png", "-"]
+    joined = subprocess.run([get_ffmpeg_exe(), "-i", path, *options], check=True, capture_output=True)
     picture = imread(io.BytesIO(joined.stdout))
     figure = new_figure(figsize=(12, 12 * picture.shape[0] / picture.shape[1]))
     axes = figure.add_axes((0, 0, 1, 1))
