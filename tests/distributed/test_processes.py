@@ -72,15 +72,19 @@ def assert_same(found, expected):
 
 @pytest.mark.slow
 def test_two_processes_learn_like_one_with_all_environments(tmp_path):
-    cases = [("a3c", 4, 2, 3), ("td3", 4, 2, 3)]
+    several = ("ppo", 4, 2, 2), {"num_learners": 2}  # one for each process
+    cases = [(("a3c", 4, 2, 3), {}), (("td3", 4, 2, 3), {}), several]
     with started(2, tmp_path, cases=cases) as run:
         assert [one.wait(PATIENCE) for one in run] == [0, 0], logs(tmp_path)
     found = {}
-    for kind, *_ in cases:
+    for (kind, *_), _ in cases:
         files = [np.load(tmp_path / f"p-{i}-{kind}.npz") for i in range(2)]
         found[kind] = [(file["variables"], json.loads(str(file["row"]))) for file in files]
     expected = process.learned("a3c", 8, 1, 3)
     for one in found["a3c"]:
+        assert_same(one, expected)
+    expected = process.learned(*several[0], **several[1])
+    for one in found["ppo"]:
         assert_same(one, expected)
     # TD3 draws from one replay in each process.
     (first, row), (second, other) = found["td3"]
@@ -107,6 +111,30 @@ print(json.dumps(found))
     assert_same(found["ppo"], process.learned("ppo", 8, 1, 3))
     assert found["envpool"]["update"] == 5
     assert found["envpool"]["frames"] >= 2 * 4 * 5 * 5  # each device steps its own pools
+
+
+@pytest.mark.slow
+def test_learners_divided_among_devices_are_those_of_one_device(tmp_path):
+    code = """
+import json, jax, process, volvox as vx
+found = {}
+for kind in ("a3c", "td3"):
+    variables, row = process.learned(kind, 4, 2, 2, num_learners=4, devices=jax.devices())
+    found[kind] = [variables.tolist(), row]
+env = vx.envs.envpool("CartPole-v1", num_envs=4, groups=2, threads=1)
+network = vx.networks.ActorCritic(2, vx.networks.MLP(8, (8,)))
+pbt = vx.PBT(every=500, explore={"learning_rate": vx.space.log(1e-4, 1e-2)})
+settings = vx.A3C(segment_length=5, updates_per_iteration=50)
+algorithm = vx.learn(settings, network, env, num_learners=2, pbt=pbt, devices=jax.devices())
+state, found["envpool"] = algorithm.step(algorithm.init(0))
+algorithm.step(state)
+algorithm.close()
+print(json.dumps(found))
+"""
+    found = on_two_devices(code, tmp_path)
+    for kind in ("a3c", "td3"):
+        assert_same(found[kind], process.learned(kind, 4, 2, 2, num_learners=4))
+    assert found["envpool"]["pbt_parent_each"] in ([0, 0], [1, 1])
 
 
 def wait_for_step(folder, number, run):

@@ -216,23 +216,24 @@ def learn(
     remedy = "use a smaller replay (replay_size), fewer environments or smaller networks"
     number, needed = run.num_learners, sum(sizes.values())
     check_memory(sizes, remedy, each=("learners", number, -(-needed // number)) if number > 1 else None)
-    config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
-    config |= {"num_learners": num_learners}
-    config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
-    config |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
+    given: dict[str, Any] = {"network": network, "env": env.config, "num_learners": num_learners}
+    given |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
+    given |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
+    here = {"env": env, "chunk_seconds": chunk_seconds, "host": host, "devices": devices}  # not saved
     return Algorithm(
         init=run.init,
         step=run.step,
         variables=run.variables,
         policy=run.learner.policy,
         env=run.env,
-        config=config,
+        config={"type": "volvox.learn", "settings": settings, **given},
         close=run.close,
         save=run.save,
         restore=run.restore,
         last_variables=run.last_variables,
         learners=tuple(functools.partial(run.latest, i=i) for i in range(run.num_learners)),
         profile=run.profile,
+        remake=functools.partial(learn, **given | here),
         step_name="iteration",
         max_over_processes=None if jax.process_count() == 1 else run.loop.devices.max_over_processes,
     )
@@ -281,18 +282,18 @@ class LearnerStages:
       settings: Settings of the learners.
       network: The network.
       env: The environments of one learner. A group has those of all learners, side by side.
-      num_learners: Number S of learners.
+      batch: `(S,)` for S learners of one device, whose state has a leading axis; () for one learner without it.
       cache_key: Key of the compiled program: the settings that are not traced, the network, the number of learners, and
         the environments, which are equal if one `Env` makes them, or equal arguments of `volvox.envs.from_functions`.
     """
 
-    def __init__(self, settings: Any, network: Any, env: Env, num_learners: int = 1):
-        self.settings, self.network, self.env, self.num_learners = settings, network, env, num_learners
+    def __init__(self, settings: Any, network: Any, env: Env, batch: tuple[int, ...] = ()):
+        self.settings, self.network, self.env, self.batch = settings, network, env, batch
         fixed = {field.name for field in dataclasses.fields(settings)} - numbers_of(settings).keys()
         fixed_settings = type(settings), {name: getattr(settings, name) for name in fixed}
         # The text of the spec, because arrays cannot be compared.
         envs = env.make, str(env.spec), env.num_envs, env.num_groups, env.axis
-        self.cache_key = *fixed_settings, network, *envs, num_learners
+        self.cache_key = *fixed_settings, network, *envs, batch
 
     def learner(self, numbers: dict[str, Array]) -> Any:
         """Returns the learner for these numbers."""
@@ -300,15 +301,14 @@ class LearnerStages:
 
     def each(self, function: Callable[..., Any], *args: ArrayTree) -> Any:
         """Calls a function of one learner's arguments for all learners."""
-        if self.num_learners == 1:
+        if not self.batch:
             return function(*args)
         axes = tuple(_LEARNER_AXES if isinstance(x, Acting) else 0 for x in args)
         return jax.vmap(function, in_axes=axes)(*args)
 
     def split(self, tree: ArrayTree) -> ArrayTree:
         """Splits the environments of a group by learner: `[S * B, ...]` -> `[S, B, ...]`."""
-        size = self.num_learners
-        return tree if size == 1 else jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), tree)
+        return jax.tree.map(lambda x: x.reshape(*self.batch, -1, *x.shape[1:]), tree) if self.batch else tree
 
     def act(self, acting: Acting, learning: Any, constants: Any, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Counts episodes and timesteps of group `g`, and lets the learners act."""
@@ -330,7 +330,7 @@ class LearnerStages:
             running=replaced(acting.running, g, running),
             collected=collected,
         )
-        return acting, action if self.num_learners == 1 else action.reshape(-1, *action.shape[2:])
+        return acting, action.reshape(-1, *action.shape[2:]) if self.batch else action
 
     def work(self, acting: Acting, learning: Any, constants: Any, g: int) -> tuple[Acting, Any]:
         """Lets the learners learn while group `g` steps."""
@@ -386,21 +386,27 @@ class Training:
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
         numbers, first, self.num_learners, self.pbt = numbers_of_all(settings), settings[0], len(settings), pbt
         if pbt is not None:
-            if len(settings) < 2 or any(one != first for one in settings) or devices.mesh is not None:
-                raise ValueError("pbt needs at least two learners with equal settings (num_learners), on one device")
+            if len(settings) < 2 or any(one != first for one in settings) or jax.process_count() > 1:
+                raise ValueError("pbt needs at least two learners with equal settings (num_learners), in one process")
             if wrong := [name for name, x in pbt.explore.items() if name not in numbers or x.whole]:
                 raise ValueError(f"explore: {wrong[0]} is not one of {', '.join(numbers)}, or has integers")
             for end in ("low", "high"):  # raises ValueError if the settings refuse it
                 dataclasses.replace(first, **{name: getattr(values, end) for name, values in pbt.explore.items()})
+        self._batch = () if self.num_learners == 1 else (self.num_learners,)
+        share = self.num_learners  # of each device
+        if devices.mesh is not None and self._batch:
+            devices, (share, rest) = devices._replace(divided=True), divmod(share, devices.mesh.size)
+            if rest:
+                raise ValueError(f"{self.num_learners} learners cannot be divided among {devices.mesh.size} devices")
         # Each process makes the initial state alone, without a device axis.
-        alone = LearnerStages(first, network, env, self.num_learners)
+        alone = LearnerStages(first, network, env, self._batch)
 
         def initial(numbers: dict[str, Array], key: Array) -> tuple[Any, Any]:
             def one(given: tuple[dict[str, Array], Array]) -> tuple[Any, Any]:
                 return alone.learner(given[0]).init(given[1])
 
             # One after another: batches of orthogonal kernels can block jaxlib's threads on two cores for ever.
-            return one((numbers, key)) if alone.num_learners == 1 else jax.lax.map(one, (numbers, key))
+            return jax.lax.map(one, (numbers, key)) if alone.batch else one((numbers, key))
 
         self._initial = shared_jit(ByValue(alone.cache_key, initial))
         self._own_numbers = numbers
@@ -413,15 +419,14 @@ class Training:
             raise ValueError("a Schedule needs either rounds_per_iteration or timesteps_per_iteration.")
         if (period := self.schedule.timesteps_per_iteration) is not None:
             integer("timesteps_per_iteration times num_learners", period * self.num_learners, low=1)
-        self.stages = pure = LearnerStages(first, network, env, self.num_learners)
-        self._batch = () if self.num_learners == 1 else (self.num_learners,)
-        self.saves_replay = getattr(first, "save_replay", True) and env.axis.size == 1
+        self.stages = pure = LearnerStages(first, network, env, (share,) if self._batch else ())
+        self.saves_replay = getattr(first, "save_replay", True)
         self.evaluator: PolicyEvaluator | None = None
         self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
 
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
             further = {"first_group": device * env.num_groups} if device else {}
-            further |= {"num_envs": env.num_envs * self.num_learners} if self._batch else {}
+            further |= {"num_envs": env.num_envs * share} if self._batch else {}
             return env.make(seed, host=host, **further)
 
         due, turns = self.learner.due, (self.schedule.beats_per_round, env.num_groups)
@@ -465,7 +470,7 @@ class Training:
 
     def constants(self, state: LearnState) -> tuple[Array, dict[str, Array]]:
         """Returns the constants of the loop: (key of the run, numbers of the settings)."""
-        return self.loop.devices.placed(state.key), self._numbers | state.numbers
+        return self.loop.devices.placed(state.key), self._numbers | self.loop.devices.placed(state.numbers)
 
     def begin(self, acting: Acting) -> Acting:
         """Returns the state of acting in environments that were just made."""
@@ -527,14 +532,20 @@ class Training:
         if after // self.pbt.every > before // self.pbt.every and scores is not None:
             key = jax.random.key(seed_of(state.key, state.timesteps, 2))
             parents, numbers = self.pbt.exchange(key, jnp.asarray(scores), state.numbers)
-            _, acting, learning = self.loop.standing
-            acting, learning = copied_moments(acting, parents), pick(learning, parents)
+            devices, (_, acting, learning) = self.loop.devices, self.loop.standing
+
+            def copies(tree: ArrayTree) -> Any:
+                return devices.placed(pick(devices.whole(tree), parents))
+
+            def copied_moments(x: Any) -> Any:
+                return copies(x) if isinstance(x, Moments) else x
+
+            collected = jax.tree.map(copied_moments, acting.collected, is_leaf=lambda x: isinstance(x, Moments))
+            acting, learning = acting._replace(collected=collected), copies(learning)
             if self.evaluator is None:  # a copy is not judged by the episodes of the learner that it replaced
-                total = jnp.where(parents == np.arange(self.num_learners), acting.episodes.total, 0)
-                acting = acting._replace(episodes=acting.episodes._replace(total=total))
-            self.loop.standing = learning, acting, learning
-            state = state._replace(acting=acting, learning=learning, numbers=numbers)
-            state = state if state.envs else without(state, "collectors")
+                total = jnp.where(parents == np.arange(self.num_learners), devices.whole(acting.episodes.total), 0)
+                acting = acting._replace(episodes=acting.episodes._replace(total=devices.placed(total)))
+            state = self.completed(state._replace(numbers=numbers), acting, learning)
         return state, row | {"pbt_parent" + metrics.EACH: np.asarray(parents).tolist()}
 
     def iteration(self, state: LearnState, monitor: Monitor, budget: Budget) -> tuple[LearnState, dict[str, Any]]:
@@ -569,12 +580,12 @@ class Training:
         chunks = loop.run(acting, learning, self.constants(state), rounds_left=lambda acting: progress()[2])
         for after, new_rounds in chunks:
             acting, learning, rounds = after.carry, after.memory, rounds + new_rounds
-            timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
-            small = devices.local(emptied(acting.collected, "collectors", "replays"))
-            policy = {"the policy": jax.device_get(self.candidates(small, local))}
-            require_finite(local.metrics | policy, self.env.spec.name, self.num_learners)
+            timesteps, learned = int(devices.sum(acting.timesteps)), devices.whole(learning)
+            small = devices.whole(emptied(acting.collected, "collectors", "replays"))
+            policy = {"the policy": jax.device_get(self.candidates(small, learned))}
+            require_finite(learned.metrics | policy, self.env.spec.name, self.num_learners)
             predictions = rounds * schedule.beats_per_round * all_envs
-            updates = mean_count(local.update) - mean_count(state.learning.update)
+            updates = mean_count(learned.update) - mean_count(state.learning.update)
             counts = np.array([predictions, updates, timesteps * self.env.spec.frame_skip])
             rates = (counts - uncounted) / (time.perf_counter() - began)
             done, total, left = progress()
@@ -586,19 +597,27 @@ class Training:
             if devices.max_over_processes(time.monotonic() >= budget.deadline) > 0:
                 break
 
-        kept, learned = devices.local((acting, learning))
-        if devices.mesh is not None:
+        new = self.completed(state._replace(timesteps=state.timesteps + timesteps), acting, learning)
+        names = ("predictions_per_second", "updates_per_second", "frames_per_second")
+        return new, self.row(new) | dict(zip(names, rates.tolist(), strict=True))
+
+    def completed(self, state: LearnState, acting: Acting, learning: Any) -> LearnState:
+        """Returns the state with the acting and learning of the devices, from which the loop can continue."""
+        loop, devices = self.loop, self.loop.devices
+        kept = acting
+        if devices.mesh is not None:  # replays belong to their device
+            kept = acting._replace(collected=emptied(acting.collected, "collectors", "replays"))
+        kept, learned = devices.whole((kept, learning))
+        if self.env.axis.size > 1:
             episodes, gathered = devices.local(self._join(acting.episodes, learning.metrics))
             kept, learned = kept._replace(episodes=episodes), learned._replace(metrics=gathered)
             if not devices.agree(getattr(learning, "params", ())):
                 raise ValueError("devices have learned different parameters: sum gradients over env.axis.")
         loop.standing = learned, acting, learning
-        new = LearnState(state.key, kept, learned, state.timesteps + timesteps, state.evaluated, (), state.numbers)
-        names = ("predictions_per_second", "updates_per_second", "frames_per_second")
-        row = self.row(new) | dict(zip(names, rates.tolist(), strict=True))
+        new = state._replace(acting=kept, learning=learned)
         if devices.mesh is None and all(group.resumable for group in loop.groups):
-            return new._replace(envs=copied(loop.envs)), row
-        return without(new, "collectors"), row
+            return new._replace(envs=copied(loop.envs))
+        return without(new, "collectors")
 
     def opened(self, state: LearnState, monitor: Monitor) -> tuple[bool, Acting, Any]:
         """Opens the environments of the state; returns (whether they were open, acting, learning) on devices."""
@@ -612,18 +631,20 @@ class Training:
             return False, state.acting, state.learning
         loop.open(seed_of(state.key, state.timesteps))
         rekeys: Any = [group.rekey for group in loop.groups]
-        if self._batch and devices.mesh is None and all(rekeys):
+        if self._batch and all(rekeys) and (devices.mesh is None or loop.groups[0].traceable):
             # Each learner gets the environments that it would have alone.
             seeds, b = [seed_of(key, state.timesteps) for key in state.key], self.env.num_envs // self.env.num_groups
             keys, begins = jnp.stack([jax.random.key(seed) for seed in seeds]), jnp.ones(b * self.num_learners, bool)
             of_group = [jax.vmap(environment_keys, (0, None, None))(keys, g, b) for g in range(self.env.num_groups)]
             groups = zip(rekeys, loop.envs, of_group, strict=True)
-            loop.envs = tuple(rekey(env, begins, keys.ravel()) for rekey, env, keys in groups)
+            loop.envs = tuple(
+                devices.mapped(rekey)(env, *devices.placed((begins, keys.ravel()))) for rekey, env, keys in groups
+            )
         acting = self.begin(state.acting)
-        if devices.mesh is not None:
-            # The episodes so far are counted once.
-            later = acting._replace(episodes=zeros(acting.episodes))
-            acting = devices.placed(*(later if number else acting for number in devices.numbers))
+        if self.env.axis.size == 1:
+            return False, *devices.placed((acting, state.learning))
+        later = acting._replace(episodes=zeros(acting.episodes))  # the episodes so far are counted once
+        acting = devices.joined(*(later if number else acting for number in devices.numbers))
         return False, acting, devices.placed(state.learning)
 
     def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
@@ -762,15 +783,6 @@ def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int
             f"{env_name}, lower the learning rate, or clip the gradient. In a loss of your own, check for empty means.",
             learners,
         )
-
-
-def copied_moments(acting: Acting, parents: Array) -> Acting:
-    """Returns the state of acting in which learners have the moments of observations and rewards of others, `[S]`."""
-
-    def one(x: Any) -> Any:
-        return pick(x, parents) if isinstance(x, Moments) else x
-
-    return acting._replace(collected=jax.tree.map(one, acting.collected, is_leaf=lambda x: isinstance(x, Moments)))
 
 
 def pick(tree: ArrayTree, learner: Any) -> Any:
