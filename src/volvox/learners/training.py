@@ -157,8 +157,8 @@ def learn(
         algorithm = learn(PPO(), network, env, num_learners=10)
         algorithm = learn([PPO(learning_rate=rate) for rate in (1e-4, 3e-4, 1e-3)], network, env)
 
-    Several learners are one program. In pure-JAX environments on one device, learner i is the learner of a run of its
-    own with the seed `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; elsewhere it plays other episodes.
+    Several learners are one program. In pure-JAX environments, learner i is the learner of a run of its own with the
+    seed `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; elsewhere it plays other episodes.
     Learners of TD3 and SAC make their updates together, when each has enough timesteps, so some make fewer than alone
     where lengths of episodes differ.
 
@@ -173,14 +173,15 @@ def learn(
       num_evaluation_episodes: Episodes of an evaluation, of each learner; from the second on, the best policy so far
         plays the same number.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
-        of environments of all learners on one device.
-      pbt: Population-based training of several learners on one device, whose settings must be equal.
+        of environments `env.num_envs` of each learner.
+      pbt: Population-based training of several learners in one process, whose settings must be equal.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
-      devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
-        learn as one device with N times the environments, and numbers of environments, timesteps, frames and
-        transitions in the settings are totals over all devices. None: all devices of all processes, if
-        `volvox.distributed.initialize` was called in several processes; otherwise one device.
+      devices: Devices that learn together as one program. Several learners are divided among them and exchange
+        nothing, so their number is a multiple of the devices. With one learner, each device has `env.num_envs`
+        environments of its own: N devices learn as one device with N times the environments, and numbers of
+        environments, timesteps, frames and transitions in the settings are totals over all devices. None: all devices
+        of all processes, if `volvox.distributed.initialize` was called in several processes; otherwise one device.
 
     Returns:
       `Algorithm`. Its rows hold the learner's metrics; `update`, the number of updates; `frames`, the emulator frames,
@@ -195,7 +196,8 @@ def learn(
     Raises:
       TypeError: An argument is of another type.
       ValueError: Network or environment do not fit the settings, settings of several learners differ in more than
-        numbers, the optimiser needs more than gradients and parameters, or the state does not fit into the free memory.
+        numbers, learners cannot be divided among the devices, the optimiser needs more than gradients and parameters,
+        or the state does not fit into the free memory.
     """
     integer("num_learners", num_learners, low=1)
     several = list(settings) if isinstance(settings, Sequence) else [settings] * num_learners
@@ -370,7 +372,6 @@ class Training:
       stages: Their pure functions.
       loop: The loop. `Acting` is its carry, and the learner's state of learning its memory.
       evaluator: Evaluation during learning; None without.
-      saves_replay: Whether checkpoints hold replays.
     """
 
     def __init__(
@@ -409,10 +410,7 @@ class Training:
             return jax.lax.map(one, (numbers, key)) if alone.batch else one((numbers, key))
 
         self._initial = shared_jit(ByValue(alone.cache_key, initial))
-        self._own_numbers = numbers
-        self._numbers: Any = numbers
-        if devices.mesh is not None:  # placed scalars would not be weakly typed
-            self._numbers = {name: devices.placed(x) if x.ndim else float(x) for name, x in numbers.items()}
+        self._numbers = numbers
         self.env = env = env._replace(axis=devices.axis)
         self.learner, self.schedule = first.bind(network, env), first.schedule(env)
         if (self.schedule.rounds_per_iteration is None) == (self.schedule.timesteps_per_iteration is None):
@@ -420,7 +418,6 @@ class Training:
         if (period := self.schedule.timesteps_per_iteration) is not None:
             integer("timesteps_per_iteration times num_learners", period * self.num_learners, low=1)
         self.stages = pure = LearnerStages(first, network, env, (share,) if self._batch else ())
-        self.saves_replay = getattr(first, "save_replay", True)
         self.evaluator: PolicyEvaluator | None = None
         self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
 
@@ -442,7 +439,7 @@ class Training:
         init_key, run_key = self.keys(key)
         # Learners have the keys of the numbers below `num_learners`.
         numbers = self.pbt.draw(jax.random.fold_in(key, self.num_learners), self.num_learners) if self.pbt else {}
-        collected, learning = self._initial(self._own_numbers | numbers, init_key)
+        collected, learning = self._initial(self._numbers | numbers, init_key)
         zero = jnp.int32(0)
         acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
@@ -470,12 +467,15 @@ class Training:
 
     def constants(self, state: LearnState) -> tuple[Array, dict[str, Array]]:
         """Returns the constants of the loop: (key of the run, numbers of the settings)."""
-        return self.loop.devices.placed(state.key), self._numbers | self.loop.devices.placed(state.numbers)
+        devices, numbers = self.loop.devices, self._numbers | state.numbers
+        if self.env.axis.size > 1:  # placed scalars would not be weakly typed
+            return devices.placed(state.key), {name: float(x) for name, x in numbers.items()}
+        return devices.placed((state.key, numbers))
 
     def begin(self, acting: Acting) -> Acting:
         """Returns the state of acting in environments that were just made."""
         collected, b = acting.collected, self.env.num_envs // self.env.num_groups
-        fresh, _ = self._initial(self._own_numbers, self.keys(jax.random.key(0))[0])
+        fresh, _ = self._initial(self._numbers, self.keys(jax.random.key(0))[0])
         for name in ("collectors", "replays"):
             if hasattr(fresh, name) and (name == "collectors" or not collected.replays):
                 collected = collected._replace(**{name: getattr(fresh, name)})
@@ -676,7 +676,7 @@ class Training:
             schedule: Any = with_numbers(self.stages.settings, numbers).schedule(self.env)
             return schedule.learning_rate(learning)
 
-        return self.stages.each(one, self._own_numbers | state.numbers, state.learning)
+        return self.stages.each(one, self._numbers | state.numbers, state.learning)
 
     def variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the best policy, or of the latest if nothing ranks them."""
@@ -699,7 +699,8 @@ class Training:
 
     def save(self, state: LearnState) -> LearnState:
         """Returns the part of the state that checkpoints hold."""
-        return state if self.saves_replay else without(state, "collectors", "replays")
+        saves_replay = getattr(self.stages.settings, "save_replay", True)
+        return state if saves_replay else without(state, "collectors", "replays")
 
     def restore(self, saved: ArrayTree) -> LearnState:
         """Returns the state of nested dictionaries, in which fields that were not saved are missing."""

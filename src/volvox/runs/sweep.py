@@ -171,29 +171,23 @@ def _draw(space: Any, trial: Any) -> dict[str, Any]:
 
 
 class _Job(NamedTuple):
-    """Trials of one run: its name, their numbers and settings, and the `optuna.Trial` if it may be pruned."""
+    """Trials of one run: its name, the settings of each by number, and the `optuna.Trial` if it may be pruned."""
 
     run: str
-    numbers: list[int]
-    settings: list[dict[str, Any]]
+    settings: dict[int, dict[str, Any]]
     trial: Any = None
 
 
-class _Outcome(NamedTuple):
-    """Scores of the trials of a run, or the places of trials that diverged; an exit code if it was interrupted."""
-
-    scores: Sequence[float] = ()
-    pruned: bool = False
-    diverged: Sequence[int] = ()
-    exit_code: int = 0
+_Outcome = tuple[list[tuple[str, float | None]], int]
+"""State and score of each trial of a run, "WAITING" if it begins again; and the exit code if it was interrupted."""
 
 
 def _unfinished(study: Any, folder: Path) -> list[_Job]:
     """Returns the jobs that were interrupted here."""
     return [
-        _Job(name, [t.number for t in trials], [_drawn(t) for t in trials])
+        _Job(name, {trial.number: _drawn(trial) for trial in trials})
         for name, trials in _runs(study).items()
-        if any(t.state.name == "RUNNING" for t in trials) and (folder / name).is_dir()
+        if any(trial.state.name == "RUNNING" for trial in trials) and (folder / name).is_dir()
     ]
 
 
@@ -207,35 +201,38 @@ def _next_job(
     trials = [study.ask() for _ in range(min(num_learners, num_trials - begun))]
     if not trials:
         return None
-    name, settings = f"{trials[0].number:04d}", [draw(trial) for trial in trials]
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    for trial, one in zip(trials, settings, strict=True):
-        trial.set_user_attr("settings", to_json(one))
-        trial.set_user_attr("run", name)
-    return _Job(name, [trial.number for trial in trials], settings, None if num_learners > 1 else trials[0])
+    job = _Job(f"{trials[0].number:04d}", {}, None if num_learners > 1 else trials[0])
+    (folder / job.run).mkdir(parents=True, exist_ok=True)
+    for trial in trials:
+        job.settings[trial.number] = draw(trial)
+        trial.set_user_attr("settings", to_json(job.settings[trial.number]))
+        trial.set_user_attr("run", job.run)
+    return job
 
 
 def _record(study: Any, jobs: list[_Job], job: _Job, outcome: _Outcome, progress: bool) -> int:
-    """Records the results of a job, and adds a job without the trials that diverged; returns its exit code."""
-    if others := [i for i in range(len(job.numbers)) if outcome.diverged and i not in outcome.diverged]:
-        jobs.append(_Job(job.run, [job.numbers[i] for i in others], [job.settings[i] for i in others]))
-    results: dict[int, Any] = dict.fromkeys(outcome.diverged, ("FAIL", None))
-    results |= {i: ("PRUNED" if outcome.pruned else "COMPLETE", x) for i, x in enumerate(outcome.scores)}
-    for i, (state, score) in results.items():
+    """Records the results of a job, and adds a job of the trials that begin again; returns its exit code."""
+    (results, exit_code), again = outcome, {}
+    for (number, settings), (state, score) in zip(job.settings.items(), results, strict=False):
+        if state == "WAITING":
+            again[number] = settings
+            continue
         value = score if state == "COMPLETE" else None
-        study.tell(job.numbers[i], value, _optuna().trial.TrialState[state], skip_if_finished=True)
+        study.tell(number, value, _optuna().trial.TrialState[state], skip_if_finished=True)
         if progress:
-            settings = ", ".join(f"{name} {_text(x)}" for name, x in job.settings[i].items())
-            print(f"trial {job.numbers[i]}: {settings}: {state.lower()} {_text(score)}", file=sys.stderr)
-    return outcome.exit_code
+            text = ", ".join(f"{name} {_text(x)}" for name, x in settings.items())
+            print(f"trial {number}: {text}: {state.lower()} {_text(score)}", file=sys.stderr)
+    if again:
+        jobs.append(_Job(job.run, again))
+    return exit_code
 
 
 def _play(
     make: Callable[..., Algorithm], metric: str, budget: dict[str, Any], trials: Path, seed: int, job: _Job
 ) -> _Outcome:
     """Trains the trials of a job. It is picklable, for Ray."""
-    algorithm, folder, pruned = _together([make(dict(one)) for one in job.settings]), _folder(trials / job.run), False
-    each = max(len(algorithm.learners), 1) // len(job.settings)
+    algorithm = _together([make(dict(settings)) for settings in job.settings.values()])
+    each, folder, pruned = max(len(algorithm.learners), 1) // len(job.settings), _folder(trials / job.run), False
 
     def on_step(run: Run) -> bool:
         nonlocal pruned
@@ -245,15 +242,15 @@ def _play(
         return pruned
 
     try:
-        run = _train(algorithm, seed + job.numbers[0], folder, budget, on_step=on_step)
+        run = _train(algorithm, seed + min(job.settings), folder, budget, on_step=on_step)
     except FloatingPointError as error:
         write_file(folder / DIVERGED, f"{error}\n")
-        learners = getattr(error, "learners", range(each * len(job.settings)))
-        return _Outcome(diverged=sorted({i // each for i in learners}))
+        diverged = {i // each for i in getattr(error, "learners", range(each * len(job.settings)))}
+        return [("FAIL" if i in diverged else "WAITING", None) for i in range(len(job.settings))], 0
     if run.interrupted:
-        return _Outcome(exit_code=run.exit_code)
-    scores = _scores(run.metrics, metric, each * len(job.settings))
-    return _Outcome(np.reshape(scores, (-1, each)).mean(axis=1).tolist(), pruned)
+        return [], run.exit_code
+    scores = np.reshape(_scores(run.metrics, metric, each * len(job.settings)), (-1, each)).mean(axis=1)
+    return [("PRUNED" if pruned else "COMPLETE", score) for score in scores.tolist()], 0
 
 
 def _train(algorithm: Algorithm, seed: int, folder: Path, budget: dict[str, Any], **options: Any) -> Run:
