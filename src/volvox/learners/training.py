@@ -758,13 +758,9 @@ class NotFinite(FloatingPointError):
       learners: Their numbers.
     """
 
-    def __init__(self, message: str, learners: Sequence[int]):
+    def __init__(self, message: str, learners: Sequence[int] = ()):  # pickle gives the message alone
         super().__init__(message)
         self.learners = learners
-
-    def __reduce__(self) -> Any:
-        """Pickles both arguments, for Ray."""
-        return NotFinite, (*self.args, self.learners)
 
 
 def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int = 1) -> None:

@@ -131,9 +131,8 @@ def sweep(
         if found := differences(study.user_attrs.get("sweep", about), about, "sweep"):
             raise ValueError("\n  ".join([f"{path} holds a sweep with other settings:", *found]))
         study.set_user_attr("sweep", about)
-        several = num_learners > 1 or workers is not None or storage is not None
         own_seed = seed + len(study.trials) if storage is None else None  # machines must draw different settings
-        study.sampler = sampler or optuna.samplers.TPESampler(seed=own_seed, constant_liar=several)
+        study.sampler = sampler or optuna.samplers.TPESampler(seed=own_seed)
         none = optuna.pruners.NopPruner()
         study.pruner = optuna.pruners.SuccessiveHalvingPruner() if pruner == "halving" else pruner or none
         trials = path / "trials"
@@ -153,8 +152,7 @@ def sweep(
 
 def _check_trials(make: Callable[..., Algorithm], draw: Callable[..., Any], space: Any, metric: str, num: int) -> None:
     """Raises ValueError or TypeError if a program of `num` trials cannot be made."""
-    optuna = _optuna()
-    rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
+    rehearsal = _optuna().create_study()
     settings = [draw(rehearsal.ask()) if callable(space) else _ends(space, i) for i in range(num)]
     algorithm = _together([make(one) for one in settings])
     if metric.startswith("evaluation_") and algorithm.config.get("evaluate_every", 0) is None:
@@ -322,23 +320,19 @@ class Sweep:
         the space; `score`, None without one; `scores` of its learners; `run`, the directory of its run; and `learners`,
         their numbers in that run. The last three are missing if the run has no such rows here.
         """
-        found = []
+        found: dict[int, dict[str, Any]] = {}
+        for trial in (trial for trial in self.study.trials if "run" in trial.user_attrs):
+            row = {"trial": trial.number, "state": trial.state.name.lower(), "settings": _drawn(trial)}
+            found[trial.number] = row | {"score": trial.value}
         for name, trials in _runs(self.study).items():
             run = _folder(self.run_dir / "trials" / name)
-            rows, each = [row for row in read_metrics(run / METRICS) if row.get(self.metric) is not None], []
-            if rows:
-                each = np.split(np.array(rows[-1].get(self.metric + EACH, [rows[-1][self.metric]])), len(trials))
-            for i, trial in enumerate(trials):
-                row = {"trial": trial.number, "state": trial.state.name.lower(), "settings": _drawn(trial)}
-                row["score"] = trial.value
-                if rows:
-                    first = i * len(each[i])
-                    row |= {"scores": each[i].tolist(), "run": run, "learners": range(first, first + len(each[i]))}
-                found.append(row)
-        failed = [trial for trial in self.study.trials if trial.state.name == "FAIL"]
-        found += [{"trial": t.number, "state": "fail", "settings": _drawn(t), "score": None} for t in failed]
+            if rows := [row for row in read_metrics(run / METRICS) if row.get(self.metric) is not None]:
+                each = np.reshape(rows[-1].get(self.metric + EACH, [rows[-1][self.metric]]), (len(trials), -1))
+                for i, (trial, scores) in enumerate(zip(trials, each.tolist(), strict=True)):
+                    learners = range(i * len(scores), (i + 1) * len(scores))
+                    found[trial.number] |= {"scores": scores, "run": run, "learners": learners}
         rank = ("complete", "pruned", "running", "fail", "waiting")
-        return sorted(found, key=lambda row: (rank.index(row["state"]), -(row["score"] or 0.0), row["trial"]))
+        return sorted(found.values(), key=lambda row: (rank.index(row["state"]), -(row["score"] or 0.0), row["trial"]))
 
     def importances(self) -> dict[str, float]:
         """Returns the share of each setting in the variance of good scores (PED-ANOVA, arXiv 2304.10255).
