@@ -39,10 +39,9 @@ class Options:
     ppo_learners: int = 64
     td3_learners: int = 10
     a3c_learners: int = 4
-    rounds: Annotated[int, Flag(help="of PPO in a run")] = 50
+    rounds: Annotated[int, Flag(help="of PPO in a run, and of A3C in a turn")] = 50
     timesteps: Annotated[int, Flag(help="of each TD3 learner in a turn")] = 500
-    updates: Annotated[int, Flag(help="of A3C in a turn")] = 20
-    profile_seconds: Annotated[float, Flag(help="of each measurement of the parts of A3C")] = 10.0
+    seconds: Annotated[float, Flag(help="of each measurement of the parts of A3C")] = 10.0
     turns: Annotated[int, Flag(help="measured runs of both")] = 5
     rejax: Annotated[str | None, Flag(help="a Python with rejax; measures it too")] = None
     json: Annotated[bool, Flag(help="print one JSON object")] = False
@@ -65,7 +64,7 @@ def td3(options: Options, num_learners: int) -> vx.Algorithm:
 def a3c(options: Options, num_learners: int) -> vx.Algorithm:
     env = vx.envs.atari("Pong", num_envs=16 * options.a3c_learners // num_learners, groups=2)
     network = vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso())
-    return vx.learn(vx.A3C(updates_per_iteration=options.updates), network, env, num_learners=num_learners)
+    return vx.learn(vx.A3C(updates_per_iteration=options.rounds), network, env, num_learners=num_learners)
 
 
 def measure(make: Callable[[Options, int], vx.Algorithm], options: Options, count: int) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def profiles(options: Options) -> dict[str, Any]:
     found = {}
     for name, count in (("one", 1), ("all", options.a3c_learners)):
         algorithm = a3c(options, count)
-        profile = vx.profile(algorithm, seconds=options.profile_seconds)
+        profile = vx.profile(algorithm, seconds=options.seconds)
         algorithm.close()
         found[name] = profile._asdict() | {"bound": profile.bound}
     return found
