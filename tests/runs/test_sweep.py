@@ -227,9 +227,10 @@ import pathlib, sys, time
 sys.path.insert(0, {root!r})
 import volvox as vx
 from tests.runs.test_sweep import OPTIONS, SPACE, quadratic
+end = time.monotonic() + 100
 def hook(step):
     time.sleep(0.02)
-    while not pathlib.Path({wait_for!r}).exists():
+    while not pathlib.Path({wait_for!r}).exists() and time.monotonic() < end:
         time.sleep(0.02)
 make = lambda settings: quadratic(settings, hook)
 options = {{"num_trials": {num_trials}, "run_dir": {run_dir!r}, "storage": {storage!r}}}

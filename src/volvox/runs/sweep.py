@@ -18,6 +18,7 @@ The directory of a sweep holds:
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -437,7 +438,7 @@ def _suggest(trial: Any, name: str, values: Range | Choice) -> Any:
     return suggest(name, values.low, values.high, log=values.log)
 
 
-def _open(path: Path, storage: str | None, function: Callable[..., Any], **options: Any) -> Any:
+def _open(path: Path, storage: str | None, function: Callable[..., Any], again: bool = True, **options: Any) -> Any:
     """Creates or loads the study of a directory."""
     optuna = _optuna()
     from sqlalchemy.exc import SQLAlchemyError  # pyright: ignore[reportMissingImports]  # comes with Optuna
@@ -447,6 +448,9 @@ def _open(path: Path, storage: str | None, function: Callable[..., Any], **optio
     except optuna.exceptions.DuplicatedStudyError as error:
         raise FileExistsError(f"{path} already holds a sweep: pass resume=True (--resume), or give another") from error
     except (KeyError, ValueError, ImportError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+        if again and isinstance(error, SQLAlchemyError):  # another process may have been making the tables
+            time.sleep(1.0)
+            return _open(path, storage, function, again=False, **options)
         raise ValueError(f"storage={storage!r} has no study {path.name!r} or cannot be opened: {error}") from error
 
 
