@@ -80,12 +80,10 @@ def test_two_processes_learn_like_one_with_all_environments(tmp_path):
     for (kind, *_), _ in cases:
         files = [np.load(tmp_path / f"p-{i}-{kind}.npz") for i in range(2)]
         found[kind] = [(file["variables"], json.loads(str(file["row"]))) for file in files]
-    expected = process.learned("a3c", 8, 1, 3)
-    for one in found["a3c"]:
-        assert_same(one, expected)
-    expected = process.learned(*several[0], **several[1])
-    for one in found["ppo"]:
-        assert_same(one, expected)
+    for kind, case, options in (("a3c", ("a3c", 8, 1, 3), {}), ("ppo", *several)):
+        expected = process.learned(*case, **options)
+        assert_same(found[kind][0], expected)
+        assert_same(found[kind][1], expected)
     # TD3 draws from one replay in each process.
     (first, row), (second, other) = found["td3"]
     np.testing.assert_array_equal(first, second)

@@ -145,7 +145,6 @@ def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_i
         ([vx.PPO(), vx.A3C()], {}, "A3C"),
         ([vx.PPO(), vx.PPO()], {"num_learners": 3}, "num_learners"),
         ([], {}, "0 learners"),
-        (vx.PPO(), {"num_learners": 0}, "num_learners"),
     ],
 )
 def test_settings_that_are_no_one_program_are_refused(settings, options, message):

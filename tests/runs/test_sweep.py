@@ -288,7 +288,6 @@ TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_
         ({"storage": "sqlite:////nowhere/study.db"}, ValueError, "storage"),
         ({"num_learners": 2}, ValueError, "vx.learn"),
         ({"timesteps": 5}, TypeError, "max_timesteps"),
-        ({"stop_after": 5}, TypeError, "max_timesteps"),
         (TOGETHER | {"space": {"num_epochs": vx.space.integers(1, 2)}}, ValueError, "num_epochs"),
         (TOGETHER | {"make": lambda s: ppo(s, num_learners=2, pbt=PBT)}, ValueError, "pbt"),
         ({"make": lambda s: ppo(s, num_learners=2, pbt=PBT), "space": PBT.explore}, ValueError, "explore of pbt"),
@@ -312,11 +311,6 @@ def test_sweeps_need_optuna_and_workers_need_ray(module, tmp_path, monkeypatch):
     workers = vx.distributed.ray(num_actors=2)
     with pytest.raises(ImportError, match="pip install"):
         vx.sweep(quadratic, SPACE, num_trials=1, run_dir=tmp_path, workers=workers, **OPTIONS)
-
-
-def test_a_storage_without_the_study_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no study 'a'"):
-        vx.Sweep(tmp_path / "a", storage=f"sqlite:///{tmp_path / 'other.db'}")
 
 
 @pytest.mark.slow

@@ -604,10 +604,8 @@ class Training:
     def completed(self, state: LearnState, acting: Acting, learning: Any) -> LearnState:
         """Returns the state with the acting and learning of the devices, from which the loop can continue."""
         loop, devices = self.loop, self.loop.devices
-        kept = acting
-        if devices.mesh is not None:  # replays belong to their device
-            kept = acting._replace(collected=emptied(acting.collected, "collectors", "replays"))
-        kept, learned = devices.whole((kept, learning))
+        dropped = () if devices.mesh is None else ("collectors", "replays")  # they stay on their device
+        kept, learned = devices.whole((acting._replace(collected=emptied(acting.collected, *dropped)), learning))
         if self.env.axis.size > 1:
             episodes, gathered = devices.local(self._join(acting.episodes, learning.metrics))
             kept, learned = kept._replace(episodes=episodes), learned._replace(metrics=gathered)
@@ -635,17 +633,15 @@ class Training:
             # Each learner gets the environments that it would have alone.
             seeds, b = [seed_of(key, state.timesteps) for key in state.key], self.env.num_envs // self.env.num_groups
             keys, begins = jnp.stack([jax.random.key(seed) for seed in seeds]), jnp.ones(b * self.num_learners, bool)
-            of_group = [jax.vmap(environment_keys, (0, None, None))(keys, g, b) for g in range(self.env.num_groups)]
-            groups = zip(rekeys, loop.envs, of_group, strict=True)
-            loop.envs = tuple(
-                devices.mapped(rekey)(env, *devices.placed((begins, keys.ravel()))) for rekey, env, keys in groups
-            )
-        acting = self.begin(state.acting)
-        if self.env.axis.size == 1:
-            return False, *devices.placed((acting, state.learning))
-        later = acting._replace(episodes=zeros(acting.episodes))  # the episodes so far are counted once
-        acting = devices.joined(*(later if number else acting for number in devices.numbers))
-        return False, acting, devices.placed(state.learning)
+            for g, rekey in enumerate(rekeys):
+                of_group = jax.vmap(environment_keys, (0, None, None))(keys, g, b).ravel()
+                env = devices.mapped(rekey)(loop.envs[g], *devices.placed((begins, of_group)))
+                loop.envs = replaced(loop.envs, g, env)
+        acting, learning = devices.placed((self.begin(state.acting), state.learning))
+        if self.env.axis.size > 1:  # the episodes so far are counted once
+            once = [zeros(state.acting.episodes) if i else state.acting.episodes for i in devices.numbers]
+            acting = acting._replace(episodes=devices.joined(*once))
+        return False, acting, learning
 
     def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
         """Returns whether the monitor of any process asks to stop."""
