@@ -138,7 +138,10 @@ def sweep(
         study.pruner = optuna.pruners.SuccessiveHalvingPruner() if pruner == "halving" else pruner or none
         trials = path / "trials"
         jobs = _unfinished(study, trials)
-        next_job = partial(_next_job, jobs, study, draw, trials, num_trials, num_learners)
+
+        def next_job() -> _Job | None:
+            return jobs.pop(0) if jobs else _ask(study, draw, trials, num_trials, num_learners)
+
         play = partial(_play, make, metric, budget, trials, seed)
         here = ((job, play(job)) for job in iter(next_job, None))
         outcomes = here if workers is None else workers.run(play, next_job)
@@ -190,12 +193,8 @@ def _unfinished(study: Any, folder: Path) -> list[_Job]:
     ]
 
 
-def _next_job(
-    jobs: list[_Job], study: Any, draw: Callable[..., Any], folder: Path, num_trials: int, num_learners: int
-) -> _Job | None:
-    """Returns the first of the jobs that wait, or a new one; None if there are `num_trials`."""
-    if jobs:
-        return jobs.pop(0)
+def _ask(study: Any, draw: Callable[..., Any], folder: Path, num_trials: int, num_learners: int) -> _Job | None:
+    """Returns the next job of the study; None if there are `num_trials`."""
     begun = sum("run" in trial.user_attrs for trial in study.trials)  # others were lost while they were drawn
     trials = [study.ask() for _ in range(min(num_learners, num_trials - begun))]
     if not trials:
