@@ -166,10 +166,11 @@ def evolve(
     else:
         check_has("workers", workers, ("evaluator",), "vx.distributed.ray(...), or None for this process")
         run.evaluator = workers.evaluator(make_local, env.num_envs, chunk_seconds)
-    given = {"network": network, "env": env.config, "validation": validation, "noise": noise, "behavior": behavior}
+    given: dict[str, Any] = {"network": network, "env": env.config, "validation": validation, "noise": noise}
+    given["behavior"] = behavior
     given["max_episode_steps"] = cutoff.start if cutoff.fraction >= 1 else max_episode_steps
     given["test_max_episode_steps"] = test_max_episode_steps
-    here = {"env": env, "chunk_seconds": chunk_seconds, "workers": workers}  # not saved
+    here: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "workers": workers}  # not saved
     return Algorithm(
         init=run.init,
         step=run.step,

@@ -221,7 +221,7 @@ def learn(
     given: dict[str, Any] = {"network": network, "env": env.config, "num_learners": num_learners}
     given |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
     given |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
-    here = {"env": env, "chunk_seconds": chunk_seconds, "host": host, "devices": devices}  # not saved
+    here: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "host": host, "devices": devices}  # not saved
     return Algorithm(
         init=run.init,
         step=run.step,

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -278,7 +278,7 @@ def _together(algorithms: Sequence[Algorithm]) -> Algorithm:
     for config in configs[1:]:
         if found := differences(configs[0], config, "trial"):
             raise ValueError("\n  ".join(["trials of one program differ:", *found]))
-    remake: Any = algorithms[0].remake
+    remake = cast("Any", algorithms[0].remake)
     return remake([one for algorithm in algorithms for one in _settings(algorithm)], num_learners=1)
 
 
@@ -393,7 +393,7 @@ class Sweep:
         for trial in best:
             algorithm = load(trial["run"], custom=custom).algorithm
             if len(algorithm.learners) > len(trial["learners"]):
-                remake, several = algorithm.remake, _settings(algorithm)
+                several, remake = _settings(algorithm), cast("Any", algorithm.remake)
                 algorithm = remake([several[i] for i in trial["learners"]], num_learners=1)
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
