@@ -400,6 +400,8 @@ class Algorithm(NamedTuple):
       log: `state -> arrays` that describe the members of the last generation; None if there are none.
       profile: `(state, seconds) -> (state, times)`: runs the loop without overlap for some seconds and measures its
         parts (`volvox.rollout.loop.time_parts`); None if the algorithm cannot be profiled.
+      remake: `(settings, **options) -> Algorithm` with other settings, or another strategy, and otherwise the same
+        arguments of `learn` or `evolve` except `options`; None if neither made the algorithm.
       step_name: Name of a step in metrics and progress.
       max_over_processes: Maximum of a number over all processes, if several train together; otherwise None.
     """
@@ -420,6 +422,7 @@ class Algorithm(NamedTuple):
     parents: Callable[[Any], ArrayTree] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
     profile: Callable[[Any, float], tuple[Any, Any]] | None = None
+    remake: Callable[..., "Algorithm"] | None = None
     step_name: str = "generation"
     max_over_processes: Callable[[float], float] | None = None
 

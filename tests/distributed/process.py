@@ -42,15 +42,16 @@ class Torso(nn.Module):
 
 
 def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -> tuple[Any, dict[str, float]]:
-    """Returns the policy's variables as one array, and the last row; checks that the saved state can be restored."""
+    """Returns the variables of all learners as one array, and the last row; checks that the state can be restored."""
     made = algorithm(kind, num_envs, groups, **options)
     state, row = made.init(0), {}
     for _ in range(steps):
         state, row = made.step(state)
-    variables, restored = made.variables(state), made.restore(nested(made.save(state)))
+    restored = made.restore(nested(made.save(state)))
+    variables, again = ([latest(x) for latest in made.learners] for x in (state, restored))
     made.close()
     jax.tree.map(np.testing.assert_array_equal, restored.learning, state.learning)
-    jax.tree.map(np.testing.assert_array_equal, made.variables(restored), variables)
+    jax.tree.map(np.testing.assert_array_equal, again, variables)
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(variables)]), row
 
 
@@ -69,9 +70,9 @@ def main(settings: dict[str, Any]) -> None:
     if "run_dir" in settings:
         train(settings)
         return
-    for kind, num_envs, groups, steps in settings["cases"]:
-        variables, row = learned(kind, num_envs, groups, steps)
-        np.savez(f"{settings['out']}-{kind}.npz", variables=variables, row=json.dumps(row))
+    for case, options in settings["cases"]:
+        variables, row = learned(*case, **options)
+        np.savez(f"{settings['out']}-{case[0]}.npz", variables=variables, row=json.dumps(row))
 
 
 def train(settings: dict[str, Any]) -> None:

@@ -72,16 +72,18 @@ def assert_same(found, expected):
 
 @pytest.mark.slow
 def test_two_processes_learn_like_one_with_all_environments(tmp_path):
-    cases = [("a3c", 4, 2, 3), ("td3", 4, 2, 3)]
+    several = ("ppo", 4, 2, 2), {"num_learners": 2}  # one for each process
+    cases = [(("a3c", 4, 2, 3), {}), (("td3", 4, 2, 3), {}), several]
     with started(2, tmp_path, cases=cases) as run:
         assert [one.wait(PATIENCE) for one in run] == [0, 0], logs(tmp_path)
     found = {}
-    for kind, *_ in cases:
+    for (kind, *_), _ in cases:
         files = [np.load(tmp_path / f"p-{i}-{kind}.npz") for i in range(2)]
         found[kind] = [(file["variables"], json.loads(str(file["row"]))) for file in files]
-    expected = process.learned("a3c", 8, 1, 3)
-    for one in found["a3c"]:
-        assert_same(one, expected)
+    for kind, case, options in (("a3c", ("a3c", 8, 1, 3), {}), ("ppo", *several)):
+        expected = process.learned(*case, **options)
+        assert_same(found[kind][0], expected)
+        assert_same(found[kind][1], expected)
     # TD3 draws from one replay in each process.
     (first, row), (second, other) = found["td3"]
     np.testing.assert_array_equal(first, second)
@@ -93,20 +95,28 @@ def test_two_processes_learn_like_one_with_all_environments(tmp_path):
 def test_two_devices_of_one_process_learn_like_one_device(tmp_path):
     code = """
 import json, jax, process, volvox as vx
+cases = [("ppo", 4, 1, {}), ("a3c", 4, 2, {"num_learners": 4}), ("td3", 4, 2, {"num_learners": 4})]
 found = {}
-variables, row = process.learned("ppo", 4, 1, 3, devices=jax.devices())
-found["ppo"] = [variables.tolist(), row]
+for kind, num_envs, groups, options in cases:
+    variables, row = process.learned(kind, num_envs, groups, 3, devices=jax.devices(), **options)
+    found[kind] = [variables.tolist(), row]
 env = vx.envs.envpool("CartPole-v1", num_envs=4, groups=2, threads=1)
-network = vx.networks.ActorCritic(2, vx.networks.MLP(8, (8,)))
-algorithm = vx.learn(vx.A3C(segment_length=5, updates_per_iteration=5), network, env, devices=jax.devices())
-_, found["envpool"] = algorithm.step(algorithm.init(0))
-algorithm.close()
+network, settings = vx.networks.ActorCritic(2, vx.networks.MLP(8, (8,))), vx.A3C(segment_length=5)
+pbt = vx.PBT(every=500, explore={"learning_rate": vx.space.log(1e-4, 1e-2)})
+for name, options in {"one": {}, "several": {"num_learners": 2, "pbt": pbt}}.items():
+    algorithm = vx.learn(settings, network, env, devices=jax.devices(), **options)
+    state, _ = algorithm.step(algorithm.init(0))
+    _, found[name] = algorithm.step(state)
+    algorithm.close()
 print(json.dumps(found))
 """
     found = on_two_devices(code, tmp_path)
     assert_same(found["ppo"], process.learned("ppo", 8, 1, 3))
-    assert found["envpool"]["update"] == 5
-    assert found["envpool"]["frames"] >= 2 * 4 * 5 * 5  # each device steps its own pools
+    for kind in ("a3c", "td3"):  # whole learners on each device
+        assert_same(found[kind], process.learned(kind, 4, 2, 3, num_learners=4))
+    updates = found["one"]["update"]
+    assert found["one"]["frames"] >= 2 * 4 * 5 * updates > 0  # each device steps its own pools
+    assert found["several"]["pbt_parent_each"] in ([0, 0], [1, 1])
 
 
 def wait_for_step(folder, number, run):

@@ -101,32 +101,15 @@ NETWORK = CategoricalMLP(2, (8,))
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A straight run of three learners, and one that was interrupted, loaded and resumed."""
-    found = []
-    for parts in ((3,), (1, 3)):
-        algorithm = vx.learn(SETTINGS, NETWORK, CARTPOLE, evaluate_every=64, num_evaluation_episodes=2)
-        path = tmp_path_factory.mktemp("runs")
-        run = vx.train(algorithm, run_dir=path, steps=parts[0], progress=False)
-        algorithm.close()
-        for steps in parts[1:]:
-            run = vx.load(path).resume(steps=steps, progress=False)
-            run.algorithm.close()
-        found.append(run)
-    return found
+def run(tmp_path_factory):
+    algorithm = vx.learn(SETTINGS, NETWORK, CARTPOLE, evaluate_every=64, num_evaluation_episodes=2)
+    run = vx.train(algorithm, run_dir=tmp_path_factory.mktemp("runs"), steps=3, progress=False)
+    algorithm.close()
+    return run
 
 
 @pytest.mark.slow
-def test_a_loaded_and_resumed_run_is_the_straight_run(runs):
-    straight, resumed = runs
-    jax.tree.map(np.testing.assert_array_equal, resumed.state.learning, straight.state.learning)
-    names = [name for name in straight.metrics[-1] if "second" not in name]
-    assert [resumed.metrics[-1][name] for name in names] == [straight.metrics[-1][name] for name in names]
-
-
-@pytest.mark.slow
-def test_one_of_several_learners_is_a_run(runs):
-    run, _ = runs
+def test_one_of_several_learners_is_a_run(run):
     learner = run.learner(2)
     first = run.metrics[-1]
     assert learner.metrics[-1]["training_mean"] == first["training_mean_each"][2]
@@ -142,8 +125,7 @@ def test_one_of_several_learners_is_a_run(runs):
             run.learner(missing)
 
 
-def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_in_reports(runs):
-    run, _ = runs
+def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_in_reports(run):
     comparison = vx.compare({"ppo": run.run_dir}, metric="training_mean", x="timesteps")
     found = {float(row["settings"]["learning_rate"]): row["score"] for row in comparison.rows}
     assert found == pytest.approx(dict(zip(RATES, run.metrics[-1]["training_mean_each"], strict=True)))
@@ -163,7 +145,6 @@ def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_i
         ([vx.PPO(), vx.A3C()], {}, "A3C"),
         ([vx.PPO(), vx.PPO()], {"num_learners": 3}, "num_learners"),
         ([], {}, "0 learners"),
-        (vx.PPO(), {"num_learners": 0}, "num_learners"),
     ],
 )
 def test_settings_that_are_no_one_program_are_refused(settings, options, message):

@@ -132,7 +132,6 @@ def test_emulators_go_on_after_an_exchange():
     ("options", "message"),
     [
         ({"explore": {"learing_rate": vx.space.log(1e-4, 1e-1)}}, "learing_rate"),
-        ({"fraction": 0.6}, "fraction"),
         ({"num_learners": 1}, "two learners"),
         ({"rates": (0.1, 0.2)}, "equal settings"),
         ({"explore": {"discount": vx.space.uniform(0.9, 1.5)}}, "discount"),

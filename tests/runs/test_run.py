@@ -52,7 +52,10 @@ CHANGES = [
 
 @pytest.mark.parametrize(("make", "changes"), CHANGES)
 def test_settings_are_changed_on_purpose_and_recorded(make, changes, tmp_path):
-    run = train(make(), tmp_path, steps=1).resume(steps=2, changes=changes, progress=False, loggers=())
+    config = make().config
+    algorithm = make().remake(config.get("settings") or config["strategy"], chunk_seconds=0.1)
+    run = train(algorithm, tmp_path, steps=1).resume(steps=2, changes=changes, progress=False, loggers=())
+    assert run.algorithm.remake.keywords["chunk_seconds"] == 0.1  # it is not saved
     assert len(run.metrics) == 2
     ((name, value),) = changes.items()
     config = read_config(tmp_path)

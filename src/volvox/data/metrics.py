@@ -149,19 +149,15 @@ def over_devices(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Epi
 
     The latest episodes of each device are taken, the same number from each.
     """
-
-    def join(episodes: Episodes) -> Episodes:
-        places = _by_age(episodes.total)
-        ordered = (jnp.arange(WINDOW) < episodes.total, episodes.returns[places], episodes.lengths[places])
-        # The newest of each device, then the second newest of each.
-        held, returns, lengths = (x.T.ravel() for x in jax.lax.all_gather(ordered, axis.name))
-        chosen, total = jnp.argsort(~held, stable=True)[:WINDOW], axis.sum(episodes.total)
-        ages = _by_age(total)
-        return Episodes(total, returns[chosen][ages], lengths[chosen][ages])
-
+    places = _by_age(episodes.total)
+    ordered = (jnp.arange(WINDOW) < episodes.total, episodes.returns[places], episodes.lengths[places])
+    # The newest of each device, then the second newest of each.
+    held, returns, lengths = (x.T.ravel() for x in jax.lax.all_gather(ordered, axis.name))
+    chosen, total = jnp.argsort(~held, stable=True)[:WINDOW], axis.sum(episodes.total)
+    ages = _by_age(total)
     sums = axis.sum({name: x for name, x in gathered.items() if isinstance(x, Mean)})
     largest = jax.lax.pmax({name: x for name, x in gathered.items() if isinstance(x, Maximum)}, axis.name)
-    return (jax.vmap(join) if episodes.total.ndim else join)(episodes), sums | largest
+    return Episodes(total, returns[chosen][ages], lengths[chosen][ages]), sums | largest
 
 
 def scores(episodes: Episodes, *, num_envs: int = 1) -> dict[str, float]:

@@ -166,23 +166,18 @@ def evolve(
     else:
         check_has("workers", workers, ("evaluator",), "vx.distributed.ray(...), or None for this process")
         run.evaluator = workers.evaluator(make_local, env.num_envs, chunk_seconds)
+    given: dict[str, Any] = {"network": network, "env": env.config, "validation": validation, "noise": noise}
+    given["behavior"] = behavior
+    given["max_episode_steps"] = cutoff.start if cutoff.fraction >= 1 else max_episode_steps
+    given["test_max_episode_steps"] = test_max_episode_steps
+    here: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "workers": workers}  # not saved
     return Algorithm(
         init=run.init,
         step=run.step,
         variables=run.variables,
         policy=genotype.policy,
         env=env,
-        config={
-            "type": "volvox.evolve",
-            "strategy": strategy,
-            "network": network,
-            "env": env.config,
-            "validation": validation,
-            "noise": noise,
-            "behavior": behavior,
-            "max_episode_steps": cutoff.start if cutoff.fraction >= 1 else max_episode_steps,
-            "test_max_episode_steps": test_max_episode_steps,
-        },
+        config={"type": "volvox.evolve", "strategy": strategy, **given},
         close=run.evaluator.close,
         genome=run.genome if run.has_lineage else None,
         from_genome=run.from_genome if run.has_lineage else None,
@@ -191,6 +186,7 @@ def evolve(
         restore=run.restore,
         log=run.log,
         profile=run.profile if workers is None else None,
+        remake=functools.partial(evolve, **given | here),
     )
 
 

@@ -157,8 +157,8 @@ def learn(
         algorithm = learn(PPO(), network, env, num_learners=10)
         algorithm = learn([PPO(learning_rate=rate) for rate in (1e-4, 3e-4, 1e-3)], network, env)
 
-    Several learners are one program. In pure-JAX environments on one device, learner i is the learner of a run of its
-    own with the seed `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; elsewhere it plays other episodes.
+    Several learners are one program. In pure-JAX environments, learner i is the learner of a run of its own with the
+    seed `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; elsewhere it plays other episodes.
     Learners of TD3 and SAC make their updates together, when each has enough timesteps, so some make fewer than alone
     where lengths of episodes differ.
 
@@ -173,14 +173,15 @@ def learn(
       num_evaluation_episodes: Episodes of an evaluation, of each learner; from the second on, the best policy so far
         plays the same number.
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
-        of environments of all learners on one device.
-      pbt: Population-based training of several learners on one device, whose settings must be equal.
+        of environments `env.num_envs` of each learner.
+      pbt: Population-based training of several learners in one process, whose settings must be equal.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
-      devices: Devices that learn together as one program. Each has `env.num_envs` environments of its own: N devices
-        learn as one device with N times the environments, and numbers of environments, timesteps, frames and
-        transitions in the settings are totals over all devices. None: all devices of all processes, if
-        `volvox.distributed.initialize` was called in several processes; otherwise one device.
+      devices: Devices that learn together as one program. Several learners are divided among them and exchange
+        nothing, so their number is a multiple of the devices. With one learner, each device has `env.num_envs`
+        environments of its own: N devices learn as one device with N times the environments, and numbers of
+        environments, timesteps, frames and transitions in the settings are totals over all devices. None: all devices
+        of all processes, if `volvox.distributed.initialize` was called in several processes; otherwise one device.
 
     Returns:
       `Algorithm`. Its rows hold the learner's metrics; `update`, the number of updates; `frames`, the emulator frames,
@@ -195,7 +196,8 @@ def learn(
     Raises:
       TypeError: An argument is of another type.
       ValueError: Network or environment do not fit the settings, settings of several learners differ in more than
-        numbers, the optimiser needs more than gradients and parameters, or the state does not fit into the free memory.
+        numbers, learners cannot be divided among the devices, the optimiser needs more than gradients and parameters,
+        or the state does not fit into the free memory.
     """
     integer("num_learners", num_learners, low=1)
     several = list(settings) if isinstance(settings, Sequence) else [settings] * num_learners
@@ -216,23 +218,24 @@ def learn(
     remedy = "use a smaller replay (replay_size), fewer environments or smaller networks"
     number, needed = run.num_learners, sum(sizes.values())
     check_memory(sizes, remedy, each=("learners", number, -(-needed // number)) if number > 1 else None)
-    config = {"type": "volvox.learn", "settings": settings, "network": network, "env": env.config}
-    config |= {"num_learners": num_learners}
-    config |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
-    config |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
+    given: dict[str, Any] = {"network": network, "env": env.config, "num_learners": num_learners}
+    given |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
+    given |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
+    here: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "host": host, "devices": devices}  # not saved
     return Algorithm(
         init=run.init,
         step=run.step,
         variables=run.variables,
         policy=run.learner.policy,
         env=run.env,
-        config=config,
+        config={"type": "volvox.learn", "settings": settings, **given},
         close=run.close,
         save=run.save,
         restore=run.restore,
         last_variables=run.last_variables,
         learners=tuple(functools.partial(run.latest, i=i) for i in range(run.num_learners)),
         profile=run.profile,
+        remake=functools.partial(learn, **given | here),
         step_name="iteration",
         max_over_processes=None if jax.process_count() == 1 else run.loop.devices.max_over_processes,
     )
@@ -281,18 +284,18 @@ class LearnerStages:
       settings: Settings of the learners.
       network: The network.
       env: The environments of one learner. A group has those of all learners, side by side.
-      num_learners: Number S of learners.
+      batch: `(S,)` for S learners of one device, whose state has a leading axis; () for one learner without it.
       cache_key: Key of the compiled program: the settings that are not traced, the network, the number of learners, and
         the environments, which are equal if one `Env` makes them, or equal arguments of `volvox.envs.from_functions`.
     """
 
-    def __init__(self, settings: Any, network: Any, env: Env, num_learners: int = 1):
-        self.settings, self.network, self.env, self.num_learners = settings, network, env, num_learners
+    def __init__(self, settings: Any, network: Any, env: Env, batch: tuple[int, ...] = ()):
+        self.settings, self.network, self.env, self.batch = settings, network, env, batch
         fixed = {field.name for field in dataclasses.fields(settings)} - numbers_of(settings).keys()
         fixed_settings = type(settings), {name: getattr(settings, name) for name in fixed}
         # The text of the spec, because arrays cannot be compared.
         envs = env.make, str(env.spec), env.num_envs, env.num_groups, env.axis
-        self.cache_key = *fixed_settings, network, *envs, num_learners
+        self.cache_key = *fixed_settings, network, *envs, batch
 
     def learner(self, numbers: dict[str, Array]) -> Any:
         """Returns the learner for these numbers."""
@@ -300,15 +303,14 @@ class LearnerStages:
 
     def each(self, function: Callable[..., Any], *args: ArrayTree) -> Any:
         """Calls a function of one learner's arguments for all learners."""
-        if self.num_learners == 1:
+        if not self.batch:
             return function(*args)
         axes = tuple(_LEARNER_AXES if isinstance(x, Acting) else 0 for x in args)
         return jax.vmap(function, in_axes=axes)(*args)
 
     def split(self, tree: ArrayTree) -> ArrayTree:
         """Splits the environments of a group by learner: `[S * B, ...]` -> `[S, B, ...]`."""
-        size = self.num_learners
-        return tree if size == 1 else jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), tree)
+        return jax.tree.map(lambda x: x.reshape(*self.batch, -1, *x.shape[1:]), tree) if self.batch else tree
 
     def act(self, acting: Acting, learning: Any, constants: Any, g: int, timestep: TimeStep) -> tuple[Acting, Array]:
         """Counts episodes and timesteps of group `g`, and lets the learners act."""
@@ -330,7 +332,7 @@ class LearnerStages:
             running=replaced(acting.running, g, running),
             collected=collected,
         )
-        return acting, action if self.num_learners == 1 else action.reshape(-1, *action.shape[2:])
+        return acting, action.reshape(-1, *action.shape[2:]) if self.batch else action
 
     def work(self, acting: Acting, learning: Any, constants: Any, g: int) -> tuple[Acting, Any]:
         """Lets the learners learn while group `g` steps."""
@@ -370,7 +372,6 @@ class Training:
       stages: Their pure functions.
       loop: The loop. `Acting` is its carry, and the learner's state of learning its memory.
       evaluator: Evaluation during learning; None without.
-      saves_replay: Whether checkpoints hold replays.
     """
 
     def __init__(
@@ -386,42 +387,43 @@ class Training:
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
         numbers, first, self.num_learners, self.pbt = numbers_of_all(settings), settings[0], len(settings), pbt
         if pbt is not None:
-            if len(settings) < 2 or any(one != first for one in settings) or devices.mesh is not None:
-                raise ValueError("pbt needs at least two learners with equal settings (num_learners), on one device")
+            if len(settings) < 2 or any(one != first for one in settings) or jax.process_count() > 1:
+                raise ValueError("pbt needs at least two learners with equal settings (num_learners), in one process")
             if wrong := [name for name, x in pbt.explore.items() if name not in numbers or x.whole]:
                 raise ValueError(f"explore: {wrong[0]} is not one of {', '.join(numbers)}, or has integers")
             for end in ("low", "high"):  # raises ValueError if the settings refuse it
                 dataclasses.replace(first, **{name: getattr(values, end) for name, values in pbt.explore.items()})
+        self._batch = () if self.num_learners == 1 else (self.num_learners,)
+        share = self.num_learners  # of each device
+        if devices.mesh is not None and self._batch:
+            devices, (share, rest) = devices._replace(divided=True), divmod(share, devices.mesh.size)
+            if rest:
+                raise ValueError(f"{self.num_learners} learners cannot be divided among {devices.mesh.size} devices")
         # Each process makes the initial state alone, without a device axis.
-        alone = LearnerStages(first, network, env, self.num_learners)
+        alone = LearnerStages(first, network, env, self._batch)
 
         def initial(numbers: dict[str, Array], key: Array) -> tuple[Any, Any]:
             def one(given: tuple[dict[str, Array], Array]) -> tuple[Any, Any]:
                 return alone.learner(given[0]).init(given[1])
 
             # One after another: batches of orthogonal kernels can block jaxlib's threads on two cores for ever.
-            return one((numbers, key)) if alone.num_learners == 1 else jax.lax.map(one, (numbers, key))
+            return jax.lax.map(one, (numbers, key)) if alone.batch else one((numbers, key))
 
         self._initial = shared_jit(ByValue(alone.cache_key, initial))
-        self._own_numbers = numbers
-        self._numbers: Any = numbers
-        if devices.mesh is not None:  # placed scalars would not be weakly typed
-            self._numbers = {name: devices.placed(x) if x.ndim else float(x) for name, x in numbers.items()}
+        self._numbers = numbers
         self.env = env = env._replace(axis=devices.axis)
         self.learner, self.schedule = first.bind(network, env), first.schedule(env)
         if (self.schedule.rounds_per_iteration is None) == (self.schedule.timesteps_per_iteration is None):
             raise ValueError("a Schedule needs either rounds_per_iteration or timesteps_per_iteration.")
         if (period := self.schedule.timesteps_per_iteration) is not None:
             integer("timesteps_per_iteration times num_learners", period * self.num_learners, low=1)
-        self.stages = pure = LearnerStages(first, network, env, self.num_learners)
-        self._batch = () if self.num_learners == 1 else (self.num_learners,)
-        self.saves_replay = getattr(first, "save_replay", True) and env.axis.size == 1
+        self.stages = pure = LearnerStages(first, network, env, (share,) if self._batch else ())
         self.evaluator: PolicyEvaluator | None = None
         self._join = jax.jit(devices.mapped(functools.partial(metrics.over_devices, axis=env.axis)))
 
         def make_groups(seed: int, device: int = 0) -> tuple[EnvGroup, ...]:
             further = {"first_group": device * env.num_groups} if device else {}
-            further |= {"num_envs": env.num_envs * self.num_learners} if self._batch else {}
+            further |= {"num_envs": env.num_envs * share} if self._batch else {}
             return env.make(seed, host=host, **further)
 
         due, turns = self.learner.due, (self.schedule.beats_per_round, env.num_groups)
@@ -437,7 +439,7 @@ class Training:
         init_key, run_key = self.keys(key)
         # Learners have the keys of the numbers below `num_learners`.
         numbers = self.pbt.draw(jax.random.fold_in(key, self.num_learners), self.num_learners) if self.pbt else {}
-        collected, learning = self._initial(self._own_numbers | numbers, init_key)
+        collected, learning = self._initial(self._numbers | numbers, init_key)
         zero = jnp.int32(0)
         acting = Acting(zero, zero, zero, zero, metrics.init_episodes(*self._batch), (), collected)
         evaluated: Any = ()
@@ -465,12 +467,15 @@ class Training:
 
     def constants(self, state: LearnState) -> tuple[Array, dict[str, Array]]:
         """Returns the constants of the loop: (key of the run, numbers of the settings)."""
-        return self.loop.devices.placed(state.key), self._numbers | state.numbers
+        devices, numbers = self.loop.devices, self._numbers | state.numbers
+        if self.env.axis.size > 1:  # placed scalars would not be weakly typed
+            return devices.placed(state.key), {name: float(x) for name, x in numbers.items()}
+        return devices.placed((state.key, numbers))
 
     def begin(self, acting: Acting) -> Acting:
         """Returns the state of acting in environments that were just made."""
         collected, b = acting.collected, self.env.num_envs // self.env.num_groups
-        fresh, _ = self._initial(self._own_numbers, self.keys(jax.random.key(0))[0])
+        fresh, _ = self._initial(self._numbers, self.keys(jax.random.key(0))[0])
         for name in ("collectors", "replays"):
             if hasattr(fresh, name) and (name == "collectors" or not collected.replays):
                 collected = collected._replace(**{name: getattr(fresh, name)})
@@ -527,14 +532,20 @@ class Training:
         if after // self.pbt.every > before // self.pbt.every and scores is not None:
             key = jax.random.key(seed_of(state.key, state.timesteps, 2))
             parents, numbers = self.pbt.exchange(key, jnp.asarray(scores), state.numbers)
-            _, acting, learning = self.loop.standing
-            acting, learning = copied_moments(acting, parents), pick(learning, parents)
+            devices, (_, acting, learning) = self.loop.devices, self.loop.standing
+
+            def copies(tree: ArrayTree) -> Any:
+                return devices.placed(pick(devices.whole(tree), parents))
+
+            def copied_moments(x: Any) -> Any:
+                return copies(x) if isinstance(x, Moments) else x
+
+            collected = jax.tree.map(copied_moments, acting.collected, is_leaf=lambda x: isinstance(x, Moments))
+            acting, learning = acting._replace(collected=collected), copies(learning)
             if self.evaluator is None:  # a copy is not judged by the episodes of the learner that it replaced
-                total = jnp.where(parents == np.arange(self.num_learners), acting.episodes.total, 0)
-                acting = acting._replace(episodes=acting.episodes._replace(total=total))
-            self.loop.standing = learning, acting, learning
-            state = state._replace(acting=acting, learning=learning, numbers=numbers)
-            state = state if state.envs else without(state, "collectors")
+                total = jnp.where(parents == np.arange(self.num_learners), devices.whole(acting.episodes.total), 0)
+                acting = acting._replace(episodes=acting.episodes._replace(total=devices.placed(total)))
+            state = self.completed(state._replace(numbers=numbers), acting, learning)
         return state, row | {"pbt_parent" + metrics.EACH: np.asarray(parents).tolist()}
 
     def iteration(self, state: LearnState, monitor: Monitor, budget: Budget) -> tuple[LearnState, dict[str, Any]]:
@@ -569,12 +580,12 @@ class Training:
         chunks = loop.run(acting, learning, self.constants(state), rounds_left=lambda acting: progress()[2])
         for after, new_rounds in chunks:
             acting, learning, rounds = after.carry, after.memory, rounds + new_rounds
-            timesteps, local = int(devices.sum(acting.timesteps)), devices.local(learning)
-            small = devices.local(emptied(acting.collected, "collectors", "replays"))
-            policy = {"the policy": jax.device_get(self.candidates(small, local))}
-            require_finite(local.metrics | policy, self.env.spec.name, self.num_learners)
+            timesteps, learned = int(devices.sum(acting.timesteps)), devices.whole(learning)
+            small = devices.whole(emptied(acting.collected, "collectors", "replays"))
+            policy = {"the policy": jax.device_get(self.candidates(small, learned))}
+            require_finite(learned.metrics | policy, self.env.spec.name, self.num_learners)
             predictions = rounds * schedule.beats_per_round * all_envs
-            updates = mean_count(local.update) - mean_count(state.learning.update)
+            updates = mean_count(learned.update) - mean_count(state.learning.update)
             counts = np.array([predictions, updates, timesteps * self.env.spec.frame_skip])
             rates = (counts - uncounted) / (time.perf_counter() - began)
             done, total, left = progress()
@@ -586,19 +597,25 @@ class Training:
             if devices.max_over_processes(time.monotonic() >= budget.deadline) > 0:
                 break
 
-        kept, learned = devices.local((acting, learning))
-        if devices.mesh is not None:
+        new = self.completed(state._replace(timesteps=state.timesteps + timesteps), acting, learning)
+        names = ("predictions_per_second", "updates_per_second", "frames_per_second")
+        return new, self.row(new) | dict(zip(names, rates.tolist(), strict=True))
+
+    def completed(self, state: LearnState, acting: Acting, learning: Any) -> LearnState:
+        """Returns the state with the acting and learning of the devices, from which the loop can continue."""
+        loop, devices = self.loop, self.loop.devices
+        dropped = () if devices.mesh is None else ("collectors", "replays")  # they stay on their device
+        kept, learned = devices.whole((acting._replace(collected=emptied(acting.collected, *dropped)), learning))
+        if self.env.axis.size > 1:
             episodes, gathered = devices.local(self._join(acting.episodes, learning.metrics))
             kept, learned = kept._replace(episodes=episodes), learned._replace(metrics=gathered)
             if not devices.agree(getattr(learning, "params", ())):
                 raise ValueError("devices have learned different parameters: sum gradients over env.axis.")
         loop.standing = learned, acting, learning
-        new = LearnState(state.key, kept, learned, state.timesteps + timesteps, state.evaluated, (), state.numbers)
-        names = ("predictions_per_second", "updates_per_second", "frames_per_second")
-        row = self.row(new) | dict(zip(names, rates.tolist(), strict=True))
+        new = state._replace(acting=kept, learning=learned)
         if devices.mesh is None and all(group.resumable for group in loop.groups):
-            return new._replace(envs=copied(loop.envs)), row
-        return without(new, "collectors"), row
+            return new._replace(envs=copied(loop.envs))
+        return without(new, "collectors")
 
     def opened(self, state: LearnState, monitor: Monitor) -> tuple[bool, Acting, Any]:
         """Opens the environments of the state; returns (whether they were open, acting, learning) on devices."""
@@ -612,19 +629,19 @@ class Training:
             return False, state.acting, state.learning
         loop.open(seed_of(state.key, state.timesteps))
         rekeys: Any = [group.rekey for group in loop.groups]
-        if self._batch and devices.mesh is None and all(rekeys):
+        if self._batch and all(rekeys) and (devices.mesh is None or loop.groups[0].traceable):
             # Each learner gets the environments that it would have alone.
             seeds, b = [seed_of(key, state.timesteps) for key in state.key], self.env.num_envs // self.env.num_groups
             keys, begins = jnp.stack([jax.random.key(seed) for seed in seeds]), jnp.ones(b * self.num_learners, bool)
-            of_group = [jax.vmap(environment_keys, (0, None, None))(keys, g, b) for g in range(self.env.num_groups)]
-            groups = zip(rekeys, loop.envs, of_group, strict=True)
-            loop.envs = tuple(rekey(env, begins, keys.ravel()) for rekey, env, keys in groups)
-        acting = self.begin(state.acting)
-        if devices.mesh is not None:
-            # The episodes so far are counted once.
-            later = acting._replace(episodes=zeros(acting.episodes))
-            acting = devices.placed(*(later if number else acting for number in devices.numbers))
-        return False, acting, devices.placed(state.learning)
+            for g, rekey in enumerate(rekeys):
+                of_group = jax.vmap(environment_keys, (0, None, None))(keys, g, b).ravel()
+                env = devices.mapped(rekey)(loop.envs[g], *devices.placed((begins, of_group)))
+                loop.envs = replaced(loop.envs, g, env)
+        acting, learning = devices.placed((self.begin(state.acting), state.learning))
+        if self.env.axis.size > 1:  # the episodes so far are counted once
+            once = [zeros(state.acting.episodes) if i else state.acting.episodes for i in devices.numbers]
+            acting = acting._replace(episodes=devices.joined(*once))
+        return False, acting, learning
 
     def stops(self, monitor: Monitor, figures: dict[str, Any]) -> bool:
         """Returns whether the monitor of any process asks to stop."""
@@ -655,7 +672,7 @@ class Training:
             schedule: Any = with_numbers(self.stages.settings, numbers).schedule(self.env)
             return schedule.learning_rate(learning)
 
-        return self.stages.each(one, self._own_numbers | state.numbers, state.learning)
+        return self.stages.each(one, self._numbers | state.numbers, state.learning)
 
     def variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the best policy, or of the latest if nothing ranks them."""
@@ -678,7 +695,8 @@ class Training:
 
     def save(self, state: LearnState) -> LearnState:
         """Returns the part of the state that checkpoints hold."""
-        return state if self.saves_replay else without(state, "collectors", "replays")
+        saves_replay = getattr(self.stages.settings, "save_replay", True)
+        return state if saves_replay else without(state, "collectors", "replays")
 
     def restore(self, saved: ArrayTree) -> LearnState:
         """Returns the state of nested dictionaries, in which fields that were not saved are missing."""
@@ -736,13 +754,9 @@ class NotFinite(FloatingPointError):
       learners: Their numbers.
     """
 
-    def __init__(self, message: str, learners: Sequence[int]):
+    def __init__(self, message: str, learners: Sequence[int] = ()):  # pickle gives the message alone
         super().__init__(message)
         self.learners = learners
-
-    def __reduce__(self) -> Any:
-        """Pickles both arguments, for Ray."""
-        return NotFinite, (*self.args, self.learners)
 
 
 def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int = 1) -> None:
@@ -762,15 +776,6 @@ def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int
             f"{env_name}, lower the learning rate, or clip the gradient. In a loss of your own, check for empty means.",
             learners,
         )
-
-
-def copied_moments(acting: Acting, parents: Array) -> Acting:
-    """Returns the state of acting in which learners have the moments of observations and rewards of others, `[S]`."""
-
-    def one(x: Any) -> Any:
-        return pick(x, parents) if isinstance(x, Moments) else x
-
-    return acting._replace(collected=jax.tree.map(one, acting.collected, is_leaf=lambda x: isinstance(x, Moments)))
 
 
 def pick(tree: ArrayTree, learner: Any) -> Any:

@@ -24,14 +24,17 @@ class Devices(NamedTuple):
 
     Attributes:
       mesh: The devices of all processes. None: a single device, whose arrays have no device axis.
+      divided: Whether each device has an equal part of the leading axis of the state, such as whole learners, and
+        exchanges nothing with the others. Otherwise all devices begin with the same state.
     """
 
     mesh: Mesh | None = None
+    divided: bool = False
 
     @property
     def axis(self) -> Axis:
         """The device axis for collective operations inside the program."""
-        return Axis() if self.mesh is None else Axis(_NAME, self.mesh.size)
+        return Axis() if self.mesh is None or self.divided else Axis(_NAME, self.mesh.size)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -61,11 +64,21 @@ class Devices(NamedTuple):
 
         return call
 
-    def placed(self, *trees: ArrayTree) -> ArrayTree:
-        """Makes arguments `[D, ...]` of the program from one tree for each device of this process, or one for all."""
+    def placed(self, tree: ArrayTree) -> ArrayTree:
+        """Makes arguments `[D, ...]` of the program: each device gets the tree, or its part of the leading axis."""
         if self.mesh is None:
-            return trees[0]
-        devices, sharding, num_devices = self.mesh.local_devices, NamedSharding(self.mesh, P(_NAME)), self.mesh.size
+            return tree
+        size = self.mesh.size
+
+        def part(i: int, x: Any) -> Any:
+            return x.reshape(size, -1, *x.shape[1:])[i] if self.divided and np.ndim(x) else x
+
+        return self.joined(*(jax.tree.map(functools.partial(part, i), tree) for i in self.numbers))
+
+    def joined(self, *trees: ArrayTree) -> ArrayTree:
+        """Makes arguments `[D, ...]` of the program from one tree for each device of this process."""
+        mesh: Any = self.mesh
+        devices, sharding, num_devices = mesh.local_devices, NamedSharding(mesh, P(_NAME)), mesh.size
 
         def place(*parts: Any) -> jax.Array:
             pairs = zip(parts, devices, strict=True)
@@ -74,7 +87,13 @@ class Devices(NamedTuple):
             shape = (num_devices, *arrays[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-        return jax.tree.map(place, *(trees * len(devices) if len(trees) == 1 else trees))
+        return jax.tree.map(place, *trees)
+
+    def whole(self, tree: ArrayTree) -> ArrayTree:
+        """Returns the tree of which `placed` made arrays `[D, ...]`, here. All processes must call it together."""
+        if not self.divided:
+            return self.local(tree)
+        return jax.tree.map(lambda x: x.addressable_data(0), _reduction(self.mesh, _undivided)(tree))
 
     def local(self, tree: ArrayTree) -> ArrayTree:
         """Returns the part of this process's first device, as arrays `[...]` of that device."""
@@ -98,8 +117,12 @@ class Devices(NamedTuple):
         return not any(spread.any() for spread in jax.tree.leaves(spreads))
 
 
+def _undivided(x: jax.Array, axis: int) -> jax.Array:
+    return x[0] if x.ndim == 1 else jax.lax.collapse(x, axis, axis + 2)
+
+
 @functools.cache
-def _reduction(mesh: Mesh, function: Callable[..., jax.Array]) -> Callable[[ArrayTree], Any]:
+def _reduction(mesh: Any, function: Callable[..., jax.Array]) -> Callable[[ArrayTree], Any]:
     reduce = functools.partial(jax.tree.map, functools.partial(function, axis=0))
     return jax.jit(reduce, out_shardings=NamedSharding(mesh, P()))
 
@@ -153,7 +176,7 @@ def join_groups(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple
 def _driven(devices: Devices, group: EnvGroup) -> EnvGroup:
     def recv(state: ArrayTree) -> tuple[ArrayTree, ArrayTree]:
         state, timestep = group.recv(state)
-        return state, devices.placed(timestep)
+        return state, devices.joined(timestep)
 
     return group._replace(recv=recv, send=lambda state, action: group.send(state, devices.local(action)))
 
@@ -166,10 +189,10 @@ def _joined(devices: Devices, parts: tuple[EnvGroup, ...]) -> EnvGroup:
         if one.resumable:  # pure functions of the state
             return functions[0]
         # A pool of emulators can only be stepped by the calls that were made for it.
-        return lambda *args: jax.lax.switch(devices.axis.number() - first, functions, *args)
+        return lambda *args: jax.lax.switch(jax.lax.axis_index(_NAME) - first, functions, *args)
 
     return one._replace(
-        init=lambda: devices.placed(*(part.init() for part in parts)),
+        init=lambda: devices.joined(*(part.init() for part in parts)),
         recv=on_each("recv"),
         send=on_each("send"),
         close=lambda: [part.close() for part in parts],

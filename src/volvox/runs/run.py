@@ -258,18 +258,15 @@ class Run:
 
 def _with_settings(algorithm: Algorithm, changes: Mapping[str, Any]) -> Algorithm:
     """Makes the algorithm again with other values for fields of its settings or strategy."""
-    config = dict(algorithm.config)
-    name = "settings" if "settings" in config else "strategy"
-    given: Any = config.get(name)
+    given: Any = algorithm.config.get("settings", algorithm.config.get("strategy"))
     several: list[Any] = list(given) if isinstance(given, Sequence) else [given]  # settings of each of several learners
-    if not all(map(dataclasses.is_dataclass, several)):
+    if algorithm.remake is None or not all(map(dataclasses.is_dataclass, several)):
         raise ValueError("changes need an algorithm of vx.learn or vx.evolve, whose settings are a dataclass")
     fields = [field.name for field in dataclasses.fields(several[0])]
     if unknown := [change for change in changes if change not in fields]:
         raise ValueError(f"{type(several[0]).__name__} has no setting {unknown[0]!r}; it has {', '.join(fields)}")
     changed = [dataclasses.replace(one, **changes) for one in several]
-    make = from_json({"function": config.pop("type")})
-    return make(**config | {"env": algorithm.env, name: changed if isinstance(given, Sequence) else changed[0]})
+    return algorithm.remake(changed if isinstance(given, Sequence) else changed[0])
 
 
 def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorithm: Algorithm | None = None) -> Any:

@@ -18,11 +18,12 @@ The directory of a sweep holds:
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -30,7 +31,6 @@ from volvox._checks import check_type, integer
 from volvox.data.metrics import EACH
 from volvox.distributed import RaySettings
 from volvox.learners.space import Choice, Range, check_space
-from volvox.learners.training import learn
 from volvox.report import plots
 from volvox.report.comparison import markdown
 from volvox.report.files import DIVERGED, METRICS, Row, read_metrics, write_file
@@ -85,9 +85,9 @@ def sweep(
         at the same moment may exceed it. If a machine dies, its trials remain "running" until it resumes.
       run_dir: Directory of the sweep.
       metric: Metric of the rows; higher is better.
-      num_learners: Number of trials in one program, on one device. Their algorithms are of `vx.learn`, and settings
-        may differ in the numbers that their class attribute `traced` names. If each trial has n learners, the program
-        has n times as many. Arguments `host` and `chunk_seconds` of `vx.learn` are not kept.
+      num_learners: Number of trials in one program. Their algorithms are of `vx.learn`, and settings may differ in the
+        numbers that their class attribute `traced` names. If each trial has n learners, the program has n times as
+        many.
       pruner: "halving" stops bad trials by Optuna's asynchronous successive halving at each new value of the metric.
         Otherwise a pruner of Optuna, or None. Several trials of one program and resumed trials are not pruned.
       sampler: Sampler of Optuna. None: TPE.
@@ -108,8 +108,9 @@ def sweep(
       FileExistsError: The study exists, and `resume` is False.
       BlockingIOError: Another process sweeps in the directory.
       TypeError: `make` does not know a setting, or the space or a budget has another type or name.
-      ValueError: Rows do not have the metric, trials of one program differ in more than numbers or do not fit into the
-        memory, the storage cannot be opened, or, with `resume`, metric, budget or seed differ.
+      ValueError: Rows do not have the metric, `pbt` explores a setting of the space, trials of one program differ in
+        more than numbers or do not fit into the memory, the storage cannot be opened, or, with `resume`, metric, budget
+        or seed differ.
     """
     optuna = _optuna()
     integer("num_trials", num_trials, low=1)
@@ -121,16 +122,8 @@ def sweep(
     if workers is not None:
         check_type("workers", workers, RaySettings, "vx.distributed.ray(...)")
 
-    def draw(trial: Any) -> dict[str, Any]:
-        drawn = space(trial) if callable(space) else {name: _suggest(trial, name, x) for name, x in space.items()}
-        return {name: from_json(to_json(x)) for name, x in drawn.items()}  # as they are read from the study
-
-    # Settings that cannot be tried are refused before anything is written.
-    rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
-    size = range(min(num_learners, num_trials))
-    algorithm = _together([make(draw(rehearsal.ask()) if callable(space) else _ends(space, i)) for i in size])
-    if metric.startswith("evaluation_") and algorithm.config.get("evaluate_every", 0) is None:
-        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric='training_mean'")
+    draw = partial(_draw, space)
+    _check_trials(make, draw, space, metric, min(num_learners, num_trials))  # before anything is written
     path = run_path(run_dir)
     path.mkdir(parents=True, exist_ok=True)
     with locked(path):
@@ -139,80 +132,105 @@ def sweep(
         if found := differences(study.user_attrs.get("sweep", about), about, "sweep"):
             raise ValueError("\n  ".join([f"{path} holds a sweep with other settings:", *found]))
         study.set_user_attr("sweep", about)
-        several = num_learners > 1 or workers is not None or storage is not None
         own_seed = seed + len(study.trials) if storage is None else None  # machines must draw different settings
-        study.sampler = sampler or optuna.samplers.TPESampler(seed=own_seed, constant_liar=several)
+        study.sampler = sampler or optuna.samplers.TPESampler(seed=own_seed)
         none = optuna.pruners.NopPruner()
         study.pruner = optuna.pruners.SuccessiveHalvingPruner() if pruner == "halving" else pruner or none
-        jobs = [
-            _Job(name, [t.number for t in trials], [_drawn(t) for t in trials])
-            for name, trials in _runs(study).items()
-            if any(t.state.name == "RUNNING" for t in trials) and (path / "trials" / name).is_dir()
-        ]
+        trials = path / "trials"
+        jobs = _unfinished(study, trials)
 
         def next_job() -> _Job | None:
-            if jobs:
-                return jobs.pop(0)
-            begun = sum("run" in trial.user_attrs for trial in study.trials)  # others were lost while they were drawn
-            trials = [study.ask() for _ in range(min(num_learners, num_trials - begun))]
-            if not trials:
-                return None
-            name, settings = f"{trials[0].number:04d}", [draw(trial) for trial in trials]
-            (path / "trials" / name).mkdir(parents=True, exist_ok=True)
-            for trial, one in zip(trials, settings, strict=True):
-                trial.set_user_attr("settings", to_json(one))
-                trial.set_user_attr("run", name)
-            return _Job(name, [trial.number for trial in trials], settings, None if num_learners > 1 else trials[0])
+            return jobs.pop(0) if jobs else _ask(study, draw, trials, num_trials, num_learners)
 
-        def finish(job: _Job, outcome: _Outcome) -> int:
-            """Records the results of a job; returns the exit code of an interrupted one, otherwise 0."""
-            if others := [i for i in range(len(job.numbers)) if outcome.diverged and i not in outcome.diverged]:
-                jobs.append(_Job(job.run, [job.numbers[i] for i in others], [job.settings[i] for i in others]))
-            results: dict[int, Any] = dict.fromkeys(outcome.diverged, ("FAIL", None))
-            results |= {i: ("PRUNED" if outcome.pruned else "COMPLETE", x) for i, x in enumerate(outcome.scores)}
-            for i, (state, score) in results.items():
-                value = score if state == "COMPLETE" else None
-                study.tell(job.numbers[i], value, optuna.trial.TrialState[state], skip_if_finished=True)
-                if progress:
-                    settings = ", ".join(f"{name} {_text(x)}" for name, x in job.settings[i].items())
-                    print(f"trial {job.numbers[i]}: {settings}: {state.lower()} {_text(score)}", file=sys.stderr)
-            return outcome.exit_code
-
-        play = partial(_play, make, metric, budget, path / "trials", seed)
+        play = partial(_play, make, metric, budget, trials, seed)
         here = ((job, play(job)) for job in iter(next_job, None))
         outcomes = here if workers is None else workers.run(play, next_job)
         exit_code = 128 + signal.SIGINT
         with suppress(KeyboardInterrupt), closing(outcomes):  # between two trials, or while workers are busy
-            exit_code = next((code for job, outcome in outcomes if (code := finish(job, outcome))), 0)
+            codes = (_record(study, jobs, job, outcome, progress) for job, outcome in outcomes)
+            exit_code = next(filter(None, codes), 0)
         if progress and exit_code:
             print(f"interrupted; vx.sweep(..., run_dir={str(run_dir)!r}, resume=True) continues", file=sys.stderr)
     return Sweep(path, storage=storage, exit_code=exit_code)
 
 
+def _check_trials(make: Callable[..., Algorithm], draw: Callable[..., Any], space: Any, metric: str, num: int) -> None:
+    """Raises ValueError or TypeError if a program of `num` trials cannot be made."""
+    rehearsal = _optuna().create_study()
+    settings = [draw(rehearsal.ask()) if callable(space) else _ends(space, i) for i in range(num)]
+    algorithm = _together([make(one) for one in settings])
+    if metric.startswith("evaluation_") and algorithm.config.get("evaluate_every", 0) is None:
+        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric='training_mean'")
+    pbt = algorithm.config.get("pbt")
+    if pbt is not None and (both := pbt.explore.keys() & settings[0].keys()):
+        raise ValueError(f"{sorted(both)[0]} is in the space and in explore of pbt, which replaces it; leave one out")
+
+
+def _draw(space: Any, trial: Any) -> dict[str, Any]:
+    """Returns settings of an `optuna.Trial`, as they are read from the study."""
+    drawn = space(trial) if callable(space) else {name: _suggest(trial, name, x) for name, x in space.items()}
+    return {name: from_json(to_json(x)) for name, x in drawn.items()}
+
+
 class _Job(NamedTuple):
-    """Trials of one run: its name, their numbers and settings, and the `optuna.Trial` if it may be pruned."""
+    """Trials of one run: its name, the settings of each by number, and the `optuna.Trial` if it may be pruned."""
 
     run: str
-    numbers: list[int]
-    settings: list[dict[str, Any]]
+    settings: dict[int, dict[str, Any]]
     trial: Any = None
 
 
-class _Outcome(NamedTuple):
-    """Scores of the trials of a run, or the places of trials that diverged; an exit code if it was interrupted."""
+_Outcome = tuple[list[tuple[str, float | None]], int]
+"""State and score of each trial of a run, "WAITING" if it begins again; and the exit code if it was interrupted."""
 
-    scores: Sequence[float] = ()
-    pruned: bool = False
-    diverged: Sequence[int] = ()
-    exit_code: int = 0
+
+def _unfinished(study: Any, folder: Path) -> list[_Job]:
+    """Returns the jobs that were interrupted here."""
+    return [
+        _Job(name, {trial.number: _drawn(trial) for trial in trials})
+        for name, trials in _runs(study).items()
+        if any(trial.state.name == "RUNNING" for trial in trials) and (folder / name).is_dir()
+    ]
+
+
+def _ask(study: Any, draw: Callable[..., Any], folder: Path, num_trials: int, num_learners: int) -> _Job | None:
+    """Returns the next job of the study; None if there are `num_trials`."""
+    begun = sum("run" in trial.user_attrs for trial in study.trials)  # others were lost while they were drawn
+    trials = [study.ask() for _ in range(min(num_learners, num_trials - begun))]
+    if not trials:
+        return None
+    job = _Job(f"{trials[0].number:04d}", {}, None if num_learners > 1 else trials[0])
+    (folder / job.run).mkdir(parents=True, exist_ok=True)
+    for trial in trials:
+        job.settings[trial.number] = draw(trial)
+        trial.set_user_attr("settings", to_json(job.settings[trial.number]))
+        trial.set_user_attr("run", job.run)
+    return job
+
+
+def _record(study: Any, jobs: list[_Job], job: _Job, outcome: _Outcome, progress: bool) -> int:
+    """Records the results of a job, and adds a job of the trials that begin again; returns its exit code."""
+    (results, exit_code), again = outcome, {}
+    for (number, settings), (state, score) in zip(job.settings.items(), results, strict=False):
+        if state == "WAITING":
+            again[number] = settings
+            continue
+        value = score if state == "COMPLETE" else None
+        study.tell(number, value, _optuna().trial.TrialState[state], skip_if_finished=True)
+        if progress:
+            text = ", ".join(f"{name} {_text(x)}" for name, x in settings.items())
+            print(f"trial {number}: {text}: {state.lower()} {_text(score)}", file=sys.stderr)
+    if again:
+        jobs.append(_Job(job.run, again))
+    return exit_code
 
 
 def _play(
     make: Callable[..., Algorithm], metric: str, budget: dict[str, Any], trials: Path, seed: int, job: _Job
 ) -> _Outcome:
     """Trains the trials of a job. It is picklable, for Ray."""
-    algorithm, folder, pruned = _together([make(dict(one)) for one in job.settings]), _folder(trials / job.run), False
-    each = max(len(algorithm.learners), 1) // len(job.settings)
+    algorithm = _together([make(dict(settings)) for settings in job.settings.values()])
+    each, folder, pruned = max(len(algorithm.learners), 1) // len(job.settings), _folder(trials / job.run), False
 
     def on_step(run: Run) -> bool:
         nonlocal pruned
@@ -222,15 +240,15 @@ def _play(
         return pruned
 
     try:
-        run = _train(algorithm, seed + job.numbers[0], folder, budget, on_step=on_step)
+        run = _train(algorithm, seed + min(job.settings), folder, budget, on_step=on_step)
     except FloatingPointError as error:
         write_file(folder / DIVERGED, f"{error}\n")
-        learners = getattr(error, "learners", range(each * len(job.settings)))
-        return _Outcome(diverged=sorted({i // each for i in learners}))
+        diverged = {i // each for i in getattr(error, "learners", range(each * len(job.settings)))}
+        return [("FAIL" if i in diverged else "WAITING", None) for i in range(len(job.settings))], 0
     if run.interrupted:
-        return _Outcome(exit_code=run.exit_code)
-    scores = _scores(run.metrics, metric, each * len(job.settings))
-    return _Outcome(np.reshape(scores, (-1, each)).mean(axis=1).tolist(), pruned)
+        return [], run.exit_code
+    scores = np.reshape(_scores(run.metrics, metric, each * len(job.settings)), (-1, each)).mean(axis=1)
+    return [("PRUNED" if pruned else "COMPLETE", score) for score in scores.tolist()], 0
 
 
 def _train(algorithm: Algorithm, seed: int, folder: Path, budget: dict[str, Any], **options: Any) -> Run:
@@ -254,25 +272,20 @@ def _together(algorithms: Sequence[Algorithm]) -> Algorithm:
     """Returns one algorithm with the learners of all; raises ValueError if they cannot be one program."""
     if len(algorithms) == 1:
         return algorithms[0]
-    if any(x.config["type"] != "volvox.learn" or x.config["pbt"] or x.env.axis.size > 1 for x in algorithms):
-        raise ValueError("num_learners is for algorithms of vx.learn on one device, without pbt; leave it out")
+    if any(x.config["type"] != "volvox.learn" or x.config["pbt"] for x in algorithms):
+        raise ValueError("num_learners is for algorithms of vx.learn without pbt; leave it out")
     configs = [to_json({**x.config, "settings": (), "num_learners": len(_settings(x))}) for x in algorithms]
     for config in configs[1:]:
         if found := differences(configs[0], config, "trial"):
             raise ValueError("\n  ".join(["trials of one program differ:", *found]))
-    return _with_learners(algorithms[0], [one for algorithm in algorithms for one in _settings(algorithm)])
+    remake = cast("Any", algorithms[0].remake)
+    return remake([one for algorithm in algorithms for one in _settings(algorithm)], num_learners=1)
 
 
 def _settings(algorithm: Algorithm) -> list[Any]:
     """Returns the settings of each learner."""
     given = algorithm.config["settings"]
     return list(given) if isinstance(given, Sequence) else [given] * len(algorithm.learners)
-
-
-def _with_learners(algorithm: Algorithm, settings: list[Any]) -> Algorithm:
-    """Returns the algorithm with other learners."""
-    options = {**algorithm.config, "env": algorithm.env, "settings": settings, "num_learners": 1}
-    return learn(**{name: x for name, x in options.items() if name != "type"})
 
 
 class Sweep:
@@ -307,23 +320,19 @@ class Sweep:
         the space; `score`, None without one; `scores` of its learners; `run`, the directory of its run; and `learners`,
         their numbers in that run. The last three are missing if the run has no such rows here.
         """
-        found = []
+        found: dict[int, dict[str, Any]] = {}
+        for trial in (trial for trial in self.study.trials if "run" in trial.user_attrs):
+            row = {"trial": trial.number, "state": trial.state.name.lower(), "settings": _drawn(trial)}
+            found[trial.number] = row | {"score": trial.value}
         for name, trials in _runs(self.study).items():
             run = _folder(self.run_dir / "trials" / name)
-            rows, each = [row for row in read_metrics(run / METRICS) if row.get(self.metric) is not None], []
-            if rows:
-                each = np.split(np.array(rows[-1].get(self.metric + EACH, [rows[-1][self.metric]])), len(trials))
-            for i, trial in enumerate(trials):
-                row = {"trial": trial.number, "state": trial.state.name.lower(), "settings": _drawn(trial)}
-                row["score"] = trial.value
-                if rows:
-                    first = i * len(each[i])
-                    row |= {"scores": each[i].tolist(), "run": run, "learners": range(first, first + len(each[i]))}
-                found.append(row)
-        failed = [trial for trial in self.study.trials if trial.state.name == "FAIL"]
-        found += [{"trial": t.number, "state": "fail", "settings": _drawn(t), "score": None} for t in failed]
+            if rows := [row for row in read_metrics(run / METRICS) if row.get(self.metric) is not None]:
+                each = np.reshape(rows[-1].get(self.metric + EACH, [rows[-1][self.metric]]), (len(trials), -1))
+                for i, (trial, scores) in enumerate(zip(trials, each.tolist(), strict=True)):
+                    learners = range(i * len(scores), (i + 1) * len(scores))
+                    found[trial.number] |= {"scores": scores, "run": run, "learners": learners}
         rank = ("complete", "pruned", "running", "fail", "waiting")
-        return sorted(found, key=lambda row: (rank.index(row["state"]), -(row["score"] or 0.0), row["trial"]))
+        return sorted(found.values(), key=lambda row: (rank.index(row["state"]), -(row["score"] or 0.0), row["trial"]))
 
     def importances(self) -> dict[str, float]:
         """Returns the share of each setting in the variance of good scores (PED-ANOVA, arXiv 2304.10255).
@@ -384,8 +393,8 @@ class Sweep:
         for trial in best:
             algorithm = load(trial["run"], custom=custom).algorithm
             if len(algorithm.learners) > len(trial["learners"]):
-                several = _settings(algorithm)
-                algorithm = _with_learners(algorithm, [several[i] for i in trial["learners"]])
+                several, remake = _settings(algorithm), cast("Any", algorithm.remake)
+                algorithm = remake([several[i] for i in trial["learners"]], num_learners=1)
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
             run = _train(algorithm, seed, folder, self._about["budget"])
@@ -428,7 +437,7 @@ def _suggest(trial: Any, name: str, values: Range | Choice) -> Any:
     return suggest(name, values.low, values.high, log=values.log)
 
 
-def _open(path: Path, storage: str | None, function: Callable[..., Any], **options: Any) -> Any:
+def _open(path: Path, storage: str | None, function: Callable[..., Any], again: bool = True, **options: Any) -> Any:
     """Creates or loads the study of a directory."""
     optuna = _optuna()
     from sqlalchemy.exc import SQLAlchemyError  # pyright: ignore[reportMissingImports]  # comes with Optuna
@@ -438,6 +447,9 @@ def _open(path: Path, storage: str | None, function: Callable[..., Any], **optio
     except optuna.exceptions.DuplicatedStudyError as error:
         raise FileExistsError(f"{path} already holds a sweep: pass resume=True (--resume), or give another") from error
     except (KeyError, ValueError, ImportError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+        if again and isinstance(error, SQLAlchemyError):  # another process may have been making the tables
+            time.sleep(1.0)
+            return _open(path, storage, function, again=False, **options)
         raise ValueError(f"storage={storage!r} has no study {path.name!r} or cannot be opened: {error}") from error
 
 
