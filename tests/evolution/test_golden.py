@@ -124,7 +124,7 @@ def recorded(seed, generations, make):
 
 
 MAZE = ("novelty_ga", "novelty_ga_whole_episodes", "ns_es", "nsr_es", "nsra_es")  # rounding grows fast there
-MARKS = {name: pytest.mark.optimized for name in MAZE}
+MARKS = dict.fromkeys(MAZE, pytest.mark.optimized)
 
 
 @pytest.mark.slow
