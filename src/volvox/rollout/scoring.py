@@ -151,7 +151,6 @@ def play_randomly(
     rng = np.random.default_rng(seed)
 
     def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
-        del wave, number
         return _random_actions(env.spec, timestep, rng), state
 
     return _play(env, lambda size: (), choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
