@@ -100,33 +100,31 @@ SETTINGS = [vx.PPO(**PPO, learning_rate=rate) for rate in RATES]
 NETWORK = CategoricalMLP(2, (8,))
 
 
+def train(run_dir, steps):
+    algorithm = vx.learn(SETTINGS, NETWORK, CARTPOLE, evaluate_every=64, num_evaluation_episodes=2)
+    run = vx.train(algorithm, run_dir=run_dir, steps=steps, progress=False)
+    algorithm.close()
+    return run
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A straight run of three learners, and one that was interrupted, loaded and resumed."""
-    found = []
-    for parts in ((3,), (1, 3)):
-        algorithm = vx.learn(SETTINGS, NETWORK, CARTPOLE, evaluate_every=64, num_evaluation_episodes=2)
-        path = tmp_path_factory.mktemp("runs")
-        run = vx.train(algorithm, run_dir=path, steps=parts[0], progress=False)
-        algorithm.close()
-        for steps in parts[1:]:
-            run = vx.load(path).resume(steps=steps, progress=False)
-            run.algorithm.close()
-        found.append(run)
-    return found
+def run(tmp_path_factory):
+    """A run of three learners."""
+    return train(tmp_path_factory.mktemp("run"), 3)
 
 
 @pytest.mark.slow
-def test_a_loaded_and_resumed_run_is_the_straight_run(runs):
-    straight, resumed = runs
+def test_a_loaded_and_resumed_run_is_the_straight_run(run, tmp_path):
+    train(tmp_path, 1)
+    straight, resumed = run, vx.load(tmp_path).resume(steps=3, progress=False)
+    resumed.algorithm.close()
     jax.tree.map(np.testing.assert_array_equal, resumed.state.learning, straight.state.learning)
     names = [name for name in straight.metrics[-1] if "second" not in name]
     assert [resumed.metrics[-1][name] for name in names] == [straight.metrics[-1][name] for name in names]
 
 
 @pytest.mark.slow
-def test_one_of_several_learners_is_a_run(runs):
-    run, _ = runs
+def test_one_of_several_learners_is_a_run(run):
     learner = run.learner(2)
     first = run.metrics[-1]
     assert learner.metrics[-1]["training_mean"] == first["training_mean_each"][2]
@@ -142,8 +140,7 @@ def test_one_of_several_learners_is_a_run(runs):
             run.learner(missing)
 
 
-def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_in_reports(runs):
-    run, _ = runs
+def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_in_reports(run):
     comparison = vx.compare({"ppo": run.run_dir}, metric="training_mean", x="timesteps")
     found = {float(row["settings"]["learning_rate"]): row["score"] for row in comparison.rows}
     assert found == pytest.approx(dict(zip(RATES, run.metrics[-1]["training_mean_each"], strict=True)))
