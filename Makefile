@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 help:
 	@echo "make train        install, then evolve a network on real Atari (RUN_DIR=$(RUN_DIR) TRAIN='$(TRAIN)')"
 	@echo "make test         install, then run the quick tests"
-	@echo "make test-slow    install, then run the other tests: whole runs of scripts and notebooks, Ray, kernels"
+	@echo "make test-slow    install, then run the other tests: runs of scripts and notebooks, Ray, kernels"
 	@echo "make test-all     install, then run every test"
 	@echo "make test-exact   compare golden runs bit by bit, and play every start of every committed lineage"
 	@echo "make test-newest  run the quick tests with $(PYTHON_NEWEST) and the newest versions of all dependencies"

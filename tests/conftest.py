@@ -4,10 +4,14 @@ Tests marked `optimized` compile as users do, because they compare bits, read co
 Where they are left out (`-m "not optimized"`), XLA uses its older code for fusions, which compiles twice as fast.
 """
 
+import contextlib
 import gc
 import importlib.metadata
+import io
 import os
+import runpy
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +56,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.config.stash[_COMPILED] = (item.path, quick)
         jax.config.update("jax_disable_most_optimizations", quick)
         jax.clear_caches()
+
+
+@pytest.fixture(scope="session")
+def run_script():
+    """Runs a script in this process, which has imported JAX already; returns (exit code, stdout, stderr)."""
+
+    def run(path, *words):
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            patch.setattr(sys, "argv", [str(path), *map(str, words)])
+            patch.syspath_prepend(path.parent)
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except SystemExit as end:
+                code = end.code or 0
+        return code, out.getvalue(), err.getvalue()
+
+    return run

@@ -1,5 +1,6 @@
 """Checks of arguments that several packages share."""
 
+import importlib
 import math
 import operator
 from collections.abc import Iterable, Mapping
@@ -121,6 +122,14 @@ def check_has(name: str, value: Any, attributes: Iterable[str], example: str) ->
 
 def _describe(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Imports a module of an optional dependency; raises ImportError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{module} is needed ({error}): pip install 'volvox-rl[{extra}]'") from error
 
 
 def size_of(tree: Any) -> int:

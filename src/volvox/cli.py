@@ -28,7 +28,7 @@ from volvox import envs
 from volvox.report import plots
 from volvox.report.comparison import compare as compare_methods
 from volvox.report.comparison import parse_methods
-from volvox.report.files import METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
+from volvox.report.files import METRICS, PLOT, read_config, read_metrics
 from volvox.report.html import flat_settings, html_report, results
 from volvox.report.metrics import atari_scores, task_of
 from volvox.rollout import scoring
@@ -156,9 +156,9 @@ def plot(run: RunDir, /, *, out: Path | None = None) -> None:
       run: The run directory.
       out: The PNG file; by default `learning_curve.png` in the run directory.
     """
-    config, rows, random = _read(run)
-    path = run / PLOT if out is None else out
-    plots.learning_curve(rows, path, title=task_of(config), random=random)
+    config = read_config(_run_dir(run))
+    path, random = run / PLOT if out is None else out, atari_scores(config["algorithm"].get("env")).get("random")
+    plots.learning_curve(read_metrics(run / METRICS), path, title=task_of(config), random=random)
     print(path)
 
 
@@ -237,10 +237,7 @@ def report(run: RunDir, /, *, out: Path | None = None) -> None:
       run: The run directory.
       out: The file; by default `report.html` in the run directory.
     """
-    config, rows, random = _read(run)
-    path, video = run / REPORT if out is None else out, run / VIDEO
-    shown = video if video.exists() else None
-    print(html_report(path, rows, config, title=task_of(config), video=shown, random=random))
+    print(html_report(_run_dir(run), out))
 
 
 def info(run: RunDir, /) -> None:
@@ -252,8 +249,8 @@ def info(run: RunDir, /) -> None:
     if is_exported(run):
         shown = flat_settings(load(run).header)
     else:
-        config, rows, _ = _read(run)
-        shown = {"task": task_of(config), **results(rows), **flat_settings(config)}
+        config = read_config(run)
+        shown = {"task": task_of(config), **results(read_metrics(run / METRICS)), **flat_settings(config)}
     print("\n".join(f"{name}: {text}" for name, text in shown.items()))
 
 
@@ -285,12 +282,6 @@ def _run_dir(path: Path) -> Path:
     if is_exported(path):
         raise ValueError(f"{path} is an exported policy, and this command needs a run directory")
     return path
-
-
-def _read(run: Path) -> tuple[dict[str, Any], list[Row], float | None]:
-    """Reads the settings, the metrics, and the score of random play; needs no code of the run."""
-    config = read_config(_run_dir(run))
-    return config, read_metrics(run / METRICS), atari_scores(config["algorithm"].get("env")).get("random")
 
 
 if __name__ == "__main__":

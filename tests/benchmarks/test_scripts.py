@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +19,10 @@ SCRIPTS = {
     "population_forward": "--num-networks 2 --size small --repeats 2",
     "population_rollout": "--population 24 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory",
     "ppo": "--seconds 0.1 --turns 1 --preset mujoco --task HalfCheetah-v4 --num-envs 1 --groups 1",
-    "gpu": "--dry-run --only kernels --out {out}",
+    "kernels": "--tiny --seconds 0.05",
     "scaling": "",
     "strategies": "--members 8 --params 1000 --generations 1 --side volvox",
-    "sweep": "--timesteps 2048 --trials 1 --learners 4 --pbt-timesteps 4096 --seeds 1",
+    "sweep": "--parts pbt --learners 4 --pbt-timesteps 4096 --seeds 1",
     "timeline": "--num-envs 4 --seconds 0.5",
 }
 
@@ -40,13 +38,10 @@ def figures(tree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_benchmark_prints_figures(name, tmp_path):
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SCRIPTS[name].format(out=tmp_path / "gpu.json").split()]
-    command += [] if name == "gpu" else ["--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "gpu.json").read_text() if name == "gpu" else done.stdout.splitlines()[-1]
-    found = json.loads(text)
+def test_a_benchmark_prints_figures(name, run_script):
+    code, out, err = run_script(BENCHMARKS / f"{name}.py", *SCRIPTS[name].split(), "--json")
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
     measured = list(figures({key: value for key, value in found.items() if key not in ("settings", "made", "cpus")}))
     assert measured
     assert all(map(math.isfinite, measured))

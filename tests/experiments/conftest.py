@@ -1,4 +1,4 @@
-"""Experiment scripts as a user runs them: in processes of their own."""
+"""Experiment scripts as a user runs them, with their flags."""
 
 import importlib.util
 import json
@@ -12,31 +12,21 @@ import pytest
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
-class Script:
-    """A script with a preset, if it has any, and flags that make it small."""
+@pytest.fixture(scope="session")
+def start():
+    """Starts a script in a process of its own."""
 
-    def __init__(self, name, words):
-        self.command = [sys.executable, str(EXPERIMENTS / name), *words]
-
-    def start(self, *flags):
-        command = [*self.command, *map(str, flags)]
+    def process(name, *words):
+        command = [sys.executable, str(EXPERIMENTS / name), *map(str, words)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def run(self, *flags):
-        """(exit code, stdout, stderr)."""
-        process = self.start(*flags)
-        try:
-            out, err = process.communicate(timeout=600)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise
-        return process.returncode, out, err
+    return process
 
 
 @pytest.fixture(scope="session")
-def script():
-    return Script
+def script(run_script):
+    """Runs a script by its name."""
+    return lambda name, *words: run_script(EXPERIMENTS / name, *words)
 
 
 @pytest.fixture

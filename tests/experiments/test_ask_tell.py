@@ -1,4 +1,4 @@
-"""The script of evosax's algorithms as a user runs it, in a process of its own."""
+"""The script of evosax's algorithms as a user runs it."""
 
 import json
 
@@ -12,13 +12,13 @@ TINY = [
 
 @pytest.mark.slow
 def test_a_run_is_scored_and_resumed(tmp_path, script, rows):
-    run_dir, cma_es = tmp_path / "run", script("ask_tell.py", TINY)
-    code, _, err = cma_es.run("--run-dir", run_dir, "--score-episodes", 3)
+    run_dir = tmp_path / "run"
+    code, _, err = script("ask_tell.py", *TINY, "--run-dir", run_dir, "--score-episodes", 3)
     assert code == 0, err
     assert [row["generation"] for row in rows(run_dir)] == [1, 2]
     assert all(row["noise_std"] > 0 for row in rows(run_dir))
     assert set(json.loads((run_dir / "score.json").read_text())) == {"policy", "random", "of"}
-    code, _, err = cma_es.run("--run-dir", run_dir, "--resume", "--generations", 3)
+    code, _, err = script("ask_tell.py", *TINY, "--run-dir", run_dir, "--resume", "--generations", 3)
     assert code == 0, err
     assert [row["generation"] for row in rows(run_dir)] == [1, 2, 3]
     assert not (run_dir / "elite.json").exists()

@@ -1,4 +1,4 @@
-"""The evolution strategies' script as a user runs it: real Atari, in processes of its own."""
+"""The evolution strategies' script as a user runs it, on real Atari."""
 
 import optax
 import pytest
@@ -9,15 +9,10 @@ TINY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def es(script):
-    return script("atari_es.py", TINY)
-
-
 @pytest.mark.slow
-def test_a_run_ends_whole(tmp_path, es, rows):
+def test_a_run_ends_whole(tmp_path, script, rows):
     run_dir = tmp_path / "run"
-    code, _, err = es.run("--run-dir", run_dir, "--generations", 2, "--no-video")
+    code, _, err = script("atari_es.py", *TINY, "--run-dir", run_dir, "--generations", 2, "--no-video")
     assert code == 0, err
     table = rows(run_dir)
     assert [row["generation"] for row in table] == [1, 2]
@@ -28,8 +23,8 @@ def test_a_run_ends_whole(tmp_path, es, rows):
 
 @pytest.mark.slow
 def test_a_short_run_tells_how_long_all_frames_take(tmp_path, script, rows):
-    preset = script("atari_es.py", ["gpu", *TINY[1:], "--preprocessing", "envpool", "--noise", "table"])
-    code, _, err = preset.run("--run-dir", tmp_path / "run", "--minutes", 0.01, "--no-video")
+    flags = ["gpu", *TINY[1:], "--preprocessing", "envpool", "--noise", "table", "--minutes", 0.01, "--no-video"]
+    code, _, err = script("atari_es.py", *flags, "--run-dir", tmp_path / "run")
     assert code == 0, err
     assert rows(tmp_path / "run")[-1]["frames"] > 0
     assert "1,000,000,000 frames take" in err

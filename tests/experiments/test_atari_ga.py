@@ -1,5 +1,6 @@
 """The experiment script as a user runs it: real Atari, in processes of its own."""
 
+import json
 import os
 import re
 import signal
@@ -51,22 +52,20 @@ def test_paper_presets_are_the_published_protocol(module, read, preset, network,
     assert (settings.env.preprocessing, settings.run.frames, settings.run.minutes) == ("uber", 6_000_000_000, None)
 
 
-@pytest.fixture(scope="module")
-def ga(script):
-    return script("atari_ga.py", TINY)
-
-
 @pytest.mark.slow
-def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, ga, rows, wait_for_rows):
+def test_a_run_interrupted_and_resumed_ends_whole(tmp_path, script, start, rows, wait_for_rows):
     run_dir = tmp_path / "run"
-    interrupted = ga.start("--run-dir", run_dir, "--generations", "1000", "--no-video")
+    interrupted = start("atari_ga.py", *TINY, "--run-dir", run_dir, "--generations", "1000", "--no-video")
     wait_for_rows(run_dir, 1, interrupted)
     interrupted.send_signal(signal.SIGINT)
     interrupted.communicate(timeout=300)
     assert interrupted.returncode == 130
     done = len(rows(run_dir))
+    command = json.loads((run_dir / "config.json").read_text())["provenance"]["command"]
+    assert f"atari_ga.py {' '.join(TINY)} --run-dir" in command
 
-    code, out, err = ga.run("--run-dir", run_dir, "--generations", done + 1, "--resume", "--score-episodes", "2")
+    options = ("--run-dir", run_dir, "--generations", done + 1, "--resume", "--score-episodes", 2)
+    code, out, err = script("atari_ga.py", *TINY, *options)
     assert code == 0, err
     assert "elite:" in out
     assert "random:" in out

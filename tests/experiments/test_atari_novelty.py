@@ -1,4 +1,4 @@
-"""The script of novelty search as a user runs it: real Atari, in processes of its own."""
+"""The script of novelty search as a user runs it, on real Atari."""
 
 import numpy as np
 import pytest
@@ -13,15 +13,11 @@ TINY = [
 GA = ["--num-parents", "2", "--num-elite-candidates", "2"]
 
 
-@pytest.fixture(scope="module")
-def novelty(script):
-    return script("atari_novelty.py", ["nsr-es", *TINY])
-
-
 @pytest.mark.slow
-def test_a_run_ends_whole(tmp_path, novelty, rows):
+def test_a_run_ends_whole(tmp_path, script, rows):
     run_dir = tmp_path / "run"
-    code, _, err = novelty.run("--run-dir", run_dir, "--generations", 2, "--no-video", "--log")
+    options = ("--run-dir", run_dir, "--generations", 2, "--no-video", "--log")
+    code, _, err = script("atari_novelty.py", "nsr-es", *TINY, *options)
     assert code == 0, err
     table = rows(run_dir)
     assert [row["generation"] for row in table] == [1, 2]

@@ -21,7 +21,7 @@ for words in (
     "compare a=handed/0 b=handed/1 --out both.png",
     "report handed/0",
     "export handed/0 policy.stablehlo",
-    "play policy.stablehlo --episodes 1",
+    "play policy.stablehlo --episodes 1 --protocol sticky",
 ):
     assert main(words.split()) == 0, words
 """
@@ -30,7 +30,7 @@ for words in (
 @pytest.mark.slow
 def test_a_run_is_trained_handed_over_loaded_filmed_compared_reported_and_exported(tmp_path, script):
     pytest.importorskip("envpool")
-    code, _, err = script("atari_ga.py", FLAGS).run("--run-dir", tmp_path / "runs" / "0")
+    code, _, err = script("atari_ga.py", *FLAGS, "--run-dir", tmp_path / "runs" / "0")
     assert code == 0, err
     (tmp_path / "runs").rename(tmp_path / "handed")
     shutil.copytree(tmp_path / "handed" / "0", tmp_path / "handed" / "1")
@@ -38,7 +38,6 @@ def test_a_run_is_trained_handed_over_loaded_filmed_compared_reported_and_export
     assert done.returncode == 0, done.stderr
     for text in (
         "(sticky actions 0.25, 2 episodes",
-        f"atari_ga.py {' '.join(FLAGS)}",
         "handed/0/episode.mp4: return",
         "interquartile mean over runs",
         "(sticky actions 0.25, 1 episode",

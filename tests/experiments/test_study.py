@@ -34,8 +34,8 @@ rows = [{"generation": i + 1, "seconds": 5.0 * i} for i in range(1_100)]
 
 
 @pytest.fixture
-def study(script, tmp_path):
-    """A study of made-up commands, by their flags."""
+def study(tmp_path):
+    """The call of a study of made-up commands, by their flags."""
     (tmp_path / "run.py").write_text(RUN)
 
     def of(*flags):
@@ -46,14 +46,14 @@ def study(script, tmp_path):
         wanted = tmp_path / "wanted.csv"
         wanted.write_text("\n".join(["method,task,seeds,budget,protocol,score,command,note", *lines]) + "\n")
         places = ("--root", tmp_path / "runs", "--results", tmp_path / "results", "--wanted", wanted)
-        return script("study.py", [str(word) for word in places])
+        return ("study.py", *places)
 
     return of
 
 
 @pytest.mark.slow
-def test_results_are_kept_once_and_failures_named(study, tmp_path):
-    code, out, err = study("--fail", "", "--policy").run()
+def test_results_are_kept_once_and_failures_named(script, study, tmp_path):
+    code, out, err = script(*study("--fail", "", "--policy"))
     assert code == 1
     assert out.count("study: ") == 3
     assert "seed-0: exit code 2" in err
@@ -69,20 +69,20 @@ def test_results_are_kept_once_and_failures_named(study, tmp_path):
     assert "note" not in run
     generations = [json.loads(line)["generation"] for line in (kept / "metrics.jsonl").read_text().splitlines()]
     assert generations == list(range(2, 1_101, 3))  # thinned to 500 rows at most, the last one kept
-    code, out, _ = study("--note", "").run()
+    code, out, _ = script(*study("--note", ""))
     assert code == 0
     assert json.loads((kept.parent / "seed-0" / "run.json").read_text())["note"] == "in-sample"
     assert out.count("study: ") == 1  # only what had failed
-    code, out, err = study("", "--other").run()
+    code, out, err = script(*study("", "--other"))
     assert code == 1
     assert "study: " not in out
     assert "seed-1 holds a run of another command, " in err
 
 
 @pytest.mark.slow
-def test_a_run_that_diverged_is_kept_as_one(study, load, tmp_path):
+def test_a_run_that_diverged_is_kept_as_one(script, study, load, tmp_path):
     """Trained again from other episodes until it does not, it would be a selection."""
-    code, _, err = study("--diverge", "").run()
+    code, _, err = script(*study("--diverge", ""))
     assert (code, err) == (0, "")
     kept = tmp_path / "results" / "ga-a-b" / "t-v5-9-frames" / "seed-0"
     description = json.loads((kept / "run.json").read_text())
@@ -128,8 +128,8 @@ def test_the_commits_of_a_run_are_those_it_began_and_ended_with(load, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_study_and_it_goes_on_later(study, tmp_path, number):
-    process = study("--wait", "").start()
+def test_a_signal_stops_the_study_and_it_goes_on_later(script, start, study, tmp_path, number):
+    process = start(*study("--wait", ""))
     run_dir = tmp_path / "runs" / "ga-a-b" / "t-v5-9-frames" / "seed-0"
     while not (run_dir / "ready").exists():
         assert process.poll() is None, process.communicate()
@@ -139,7 +139,7 @@ def test_a_signal_stops_the_study_and_it_goes_on_later(study, tmp_path, number):
     assert process.returncode == 128 + number
     assert "the same command goes on" in out
     assert not (tmp_path / "results").exists()  # nor was the next run begun
-    code, out, _ = study("--wait", "").run()
+    code, out, _ = script(*study("--wait", ""))
     assert code == 0
     assert (run_dir / "tries").read_text() == ".."
     assert len(list((tmp_path / "results").rglob("run.json"))) == 2

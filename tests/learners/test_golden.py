@@ -19,8 +19,6 @@ from flax import linen as nn
 from volvox import A3C, PPO, TD3, learn, networks
 from volvox.sparsity import Cubic, GroupSparse, KeepNOfM, Magnitude, sparse
 
-pytestmark = pytest.mark.optimized
-
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXACT = os.environ.get("VOLVOX_EXACT") == "1"
 TIMED = ("per_second",)

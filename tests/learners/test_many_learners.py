@@ -100,12 +100,27 @@ SETTINGS = [vx.PPO(**PPO, learning_rate=rate) for rate in RATES]
 NETWORK = CategoricalMLP(2, (8,))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def train(run_dir, steps):
     algorithm = vx.learn(SETTINGS, NETWORK, CARTPOLE, evaluate_every=64, num_evaluation_episodes=2)
-    run = vx.train(algorithm, run_dir=tmp_path_factory.mktemp("runs"), steps=3, progress=False)
+    run = vx.train(algorithm, run_dir=run_dir, steps=steps, progress=False)
     algorithm.close()
     return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of three learners."""
+    return train(tmp_path_factory.mktemp("run"), 3)
+
+
+@pytest.mark.slow
+def test_a_loaded_and_resumed_run_is_the_straight_run(run, tmp_path):
+    train(tmp_path, 1)
+    straight, resumed = run, vx.load(tmp_path).resume(steps=3, progress=False)
+    resumed.algorithm.close()
+    jax.tree.map(np.testing.assert_array_equal, resumed.state.learning, straight.state.learning)
+    names = [name for name in straight.metrics[-1] if "second" not in name]
+    assert [resumed.metrics[-1][name] for name in names] == [straight.metrics[-1][name] for name in names]
 
 
 @pytest.mark.slow

@@ -49,31 +49,30 @@ def test_the_worst_copy_the_best_and_settings_vary_within_their_ranges():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A straight run of six iterations with three exchanges, and one that was loaded and resumed after one of them."""
-    found = []
-    for parts in ((6,), (2, 6)):
-        algorithm, path = ppo(), tmp_path_factory.mktemp("runs") / "a"
-        run = vx.train(algorithm, run_dir=path, max_timesteps=64 * parts[0], progress=False, loggers=())
-        algorithm.close()
-        for part in parts[1:]:
-            run = vx.load(path).resume(max_timesteps=64 * part, progress=False, loggers=())
-            run.algorithm.close()
-        found.append(run)
-    return found
+def straight(tmp_path_factory):
+    """A run of six iterations with three exchanges."""
+    algorithm = ppo()
+    options = {"max_timesteps": 64 * 6, "progress": False, "loggers": ()}
+    yield vx.train(algorithm, run_dir=tmp_path_factory.mktemp("straight"), **options)
+    algorithm.close()
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_straight_run(runs):
-    straight, resumed = runs
+def test_a_resumed_run_is_the_straight_run(straight, tmp_path):
+    """It was saved and loaded after an exchange."""
+    algorithm, options = ppo(), {"progress": False, "loggers": ()}
+    vx.train(algorithm, run_dir=tmp_path, max_timesteps=64 * 2, **options)
+    algorithm.close()
+    resumed = vx.load(tmp_path).resume(max_timesteps=64 * 6, **options)
+    resumed.algorithm.close()
     jax.tree.map(np.testing.assert_array_equal, resumed.state.learning, straight.state.learning)
     jax.tree.map(np.testing.assert_array_equal, resumed.state.numbers, straight.state.numbers)
     names = [name for name in straight.metrics[-1] if name.startswith(("pbt_", "training_"))]
     assert [[r[n] for n in names] for r in resumed.metrics] == [[r[n] for n in names] for r in straight.metrics]
 
 
-def test_rows_have_the_lineage_and_reports_draw_it(runs, tmp_path):
-    run, _ = runs
+def test_rows_have_the_lineage_and_reports_draw_it(straight, tmp_path):
+    run = straight
     copies = 0
     for row, following in zip(run.metrics, run.metrics[1:], strict=False):
         parents, itself = np.array(row["pbt_parent_each"]), np.arange(4)

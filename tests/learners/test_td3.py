@@ -83,10 +83,10 @@ def test_an_update_follows_the_mean_gradient_of_all_devices():
     batch = batch_of(12)._replace(valid=np.arange(12) >= 5)  # one of six, and all six
     noise = np.random.default_rng(5).standard_normal((12, 1)).astype(np.float32)
     given = jax.tree.map(jnp.asarray, (batch, noise))
-    whole = alone.update(state, *given, jnp.float32(0))
+    whole = jax.jit(alone.update)(state, *given, jnp.float32(0))
     halves = jax.tree.map(lambda x: x.reshape(2, 6, *x.shape[1:]), given)
     update = jax.vmap(lambda batch, noise: two.update(state, batch, noise, jnp.float32(0)), axis_name="devices")
-    parts = update(*halves)
+    parts = jax.jit(update)(*halves)
     for found, wanted in zip(jax.tree.leaves(parts.params), jax.tree.leaves(whole.params), strict=True):
         np.testing.assert_array_equal(found[0], found[1])
         np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-6)
@@ -305,7 +305,7 @@ def test_a_representation_learns_by_itself_and_first():
     options = {"optimizer": optax.sgd, "learning_rate": 0.1, "target_noise": 0.0, "target_rate": 0.05}
     learner, state = bound(network, **options)
     batch = jax.tree.map(jnp.asarray, batch_of(12))
-    new = learner.update(state, batch, jnp.zeros((12, 1)), jnp.float32(1))
+    new = jax.jit(learner.update)(state, batch, jnp.zeros((12, 1)), jnp.float32(1))
     before, after, old_targets = state.params, new.params, state.targets
     weight = batch.valid / batch.valid.sum()
 

@@ -1,18 +1,22 @@
 """The report as text."""
 
 import base64
+import json
 import re
 
 import pytest
 
 from volvox.report import html_report
+from volvox.report.files import write_rows
 
 CONFIG = {
     "algorithm": {
         "type": "volvox.evolve",
         "strategy": {"type": "volvox.GA", "population_size": 128},
+        "env": {"type": "volvox.envs.gymnasium", "make_env": "Frostbite & more"},
         "sizes": [64, 64],
     },
+    "key": {},
     "versions": {"jax": "0.10.2"},
     "provenance": {"command": "train.py --name '<script>alert(1)</script>'"},
 }
@@ -22,14 +26,26 @@ ROWS = [
 ]
 
 
+@pytest.fixture
+def report(tmp_path):
+    """Writes the files of a run and its report; returns the page."""
+
+    def page(rows):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+        write_rows(tmp_path / "metrics.jsonl", rows)
+        return html_report(tmp_path, tmp_path / "new" / "report.html").read_text()
+
+    return page
+
+
 def table(page):
     """Returns the first cell of each line of all tables, with the others."""
     lines = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", page)
     return {name: re.findall(r"<td.*?>(.*?)</td>", cells) for name, cells in lines}
 
 
-def test_results_and_settings(tmp_path):
-    page = html_report(tmp_path / "new" / "report.html", ROWS, CONFIG, title="Frostbite & more").read_text()
+def test_results_and_settings(report):
+    page = report(ROWS)
     cells = table(page)
     assert "<title>Frostbite &amp; more</title>" in page
     assert (cells["frames"], cells["wall-clock time"]) == (["120,000"], ["0:05:00"])
@@ -37,21 +53,19 @@ def test_results_and_settings(tmp_path):
     assert (cells["strategy.population_size"], cells["sizes"], cells["jax"]) == (["128"], ["[64, 64]"], ["0.10.2"])
 
 
-def test_a_new_elite_has_no_score(tmp_path):
+def test_a_new_elite_has_no_score(report):
     rows = [{"elite_score": 135.0, "elite_is_new": False}, {"elite_score": None, "elite_is_new": True}]
-    page = html_report(tmp_path / "report.html", rows, CONFIG, title="Frostbite").read_text()
-    assert "elite score" not in table(page)
+    assert "elite score" not in table(report(rows))
 
 
-def test_the_page_loads_and_runs_nothing(tmp_path):
+def test_the_page_loads_and_runs_nothing(report, tmp_path):
     (tmp_path / "episode.mp4").write_bytes(b"a video")
-    path = html_report(tmp_path / "report.html", ROWS, CONFIG, title="x", video=tmp_path / "episode.mp4")
-    page = path.read_text()
+    page = report(ROWS)
     assert not re.search(r"(src|href)=[\"'](?!data:)", page)
     assert "<script" not in page
     assert base64.b64encode(b"a video").decode() in page
 
 
-@pytest.mark.parametrize("rows", [[], [{"loss": 1.0}], [{"seconds": None, "training_mean": float("nan")}]])
-def test_rows_of_any_kind(tmp_path, rows):
-    assert "data:image/png;base64," in html_report(tmp_path / "report.html", rows, {}, title="x").read_text()
+@pytest.mark.parametrize("rows", [[], [{"loss": 1.0}], [{"seconds": None, "training_mean": None}]])
+def test_rows_of_any_kind(report, rows):
+    assert "data:image/png;base64," in report(rows)

@@ -16,7 +16,7 @@ def train(algorithm, run_dir=None, steps=2):
 
 def test_reports_are_written_into_the_run_directory(evolved):
     assert evolved.report() == evolved.run_dir / "report.html"
-    assert "CartPole" in evolved.report().read_text()
+    assert "cartpole" in evolved.report().read_text()
     (evolved.run_dir / "learning_curve.png").unlink()
     evolved.plot()
     assert (evolved.run_dir / "learning_curve.png").exists()

@@ -123,7 +123,8 @@ def test_the_zoo_is_small_and_listed(capsys):
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents_play_as_their_cards_say(name):
     """The interval of fewer episodes overlaps that of the card; some are narrower than rounding."""
-    card, score = AGENTS[name], vx.zoo.load(name).evaluate(20, seed=5)
+    card = AGENTS[name]
+    score = vx.zoo.load(name).evaluate(10 if card["protocol"] == "sticky" else 20, seed=5)
     slack = 0.01 * abs(card["mean"])
     assert score.protocol == card["protocol"]
     assert score.low <= card["high"] + slack

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integer, number
+from volvox._checks import import_extra, integer, number
 from volvox.population.decoding import Encoding, Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
 from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population
@@ -96,12 +96,12 @@ class RaySettings:
         """
         if self.num_actors in (None, 1):
             return make_local()
-        _import_ray()
+        import_extra("ray", "ray")
         return RayEvaluator(self, make_local, num_slots, chunk_seconds)
 
     def connect(self) -> None:
         """Connects this process to Ray, unless it is connected."""
-        ray = _import_ray()
+        ray = import_extra("ray", "ray")
         if not ray.is_initialized():
             handler = signal.getsignal(signal.SIGTERM)
             with warnings.catch_warnings():
@@ -146,7 +146,7 @@ class RaySettings:
         Yields:
           (job, result), as tasks end. Tasks that run when the iteration stops get a SIGINT, and a minute to end.
         """
-        ray, jax_options = _import_ray(), _jax_options()
+        ray, jax_options = import_extra("ray", "ray"), _jax_options()
 
         def task(job: Any) -> Any:  # Ray accepts no `functools.partial`
             _set_jax_options(jax_options)
@@ -171,14 +171,6 @@ class RaySettings:
                 ray.cancel(call)
             if running:
                 ray.wait(list(running), num_returns=len(running), timeout=60)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError("vx.distributed.ray needs Ray: pip install 'volvox-rl[ray]'") from error
-    return ray
 
 
 def _jax_options() -> dict[str, Any]:

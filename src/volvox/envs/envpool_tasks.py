@@ -245,14 +245,13 @@ def _pool_group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool, draws:
             return calls[2](token, jax.lax.convert_element_type(action, dtype)), done
 
     def restart(state: tuple[Any, Any], seed: int | None = None) -> tuple[Any, Any]:
-        del seed  # envpool's seeds are fixed when a pool is made
+        # `seed` has no effect: envpool's seeds are fixed when a pool is made.
         # The last `recv` may have been dispatched but not run yet; envpool aborts if it is reset in between.
         token, done = jax.block_until_ready(state)
         native.async_reset()
         return token, done | True
 
     def render(state: tuple[Any, Any]) -> np.ndarray:
-        del state
         return native.render(env_ids=np.arange(num_envs))
 
     def close() -> None:

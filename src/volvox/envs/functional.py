@@ -4,7 +4,6 @@ A time limit of a suite becomes `max_episode_steps`, so that it truncates and ev
 `step_env` reports only the ends by the rules, and the wrapper that limits episodes in the other two is left out.
 """
 
-import importlib
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import INT32, integer
+from volvox._checks import INT32, import_extra, integer
 from volvox.envs.groups import action_bounds, checked_action, consistent, environment_keys, recipe
 from volvox.types import Array, ArrayTree, ByValue, Config, Env, EnvGroup, EnvSpec, TimeStep, zeros
 
@@ -242,7 +241,7 @@ def gymnax(task: str, *, num_envs: int, groups: int = 1, max_episode_steps: int 
     """
     config = {"type": "volvox.envs.gymnax", **locals()}
     config |= config.pop("params")
-    env, values = _suite("gymnax", "gymnax").make(task)
+    env, values = import_extra("gymnax", "gymnax").make(task)
     limit = int(values.max_steps_in_episode) if max_episode_steps is None else max_episode_steps
     # Some observations include the share of the limit that has passed.
     values = values.replace(**params, max_steps_in_episode=limit)
@@ -305,7 +304,7 @@ def brax(
     """
     config = {"type": "volvox.envs.brax", **locals()}
     config |= config.pop("options")
-    env = _suite("brax.envs", "brax").get_environment(task, **options)
+    env = import_extra("brax.envs", "brax").get_environment(task, **options)
     sizes = {"num_envs": num_envs, "groups": groups, "max_episode_steps": max_episode_steps}
     return _from_states(env, name=task, **sizes, reset_batch=reset_batch, config=config)
 
@@ -341,7 +340,7 @@ def playground(
     """
     config = {"type": "volvox.envs.playground", **locals()}
     config |= config.pop("overrides")
-    registry = _suite("mujoco_playground", "playground").registry
+    registry = import_extra("mujoco_playground", "playground").registry
     settings = registry.get_default_config(task).lock()
     settings.update_from_flattened_dict({"impl": "jax", **overrides})
     try:
@@ -354,15 +353,6 @@ def playground(
     limit = settings.episode_length if max_episode_steps is None else max_episode_steps
     sizes = {"num_envs": num_envs, "groups": groups, "max_episode_steps": limit}
     return _from_states(env, name=task, **sizes, reset_batch=INT32, config=config)
-
-
-def _suite(module: str, extra: str) -> Any:
-    """Returns a module of an environment suite; raises ImportError with the command that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        command = f"pip install 'volvox-rl[{extra}]'"
-        raise ImportError(f"volvox.envs.{extra} needs more packages ({error}): {command}") from error
 
 
 def _from_states(env: Any, **arguments: Any) -> Env:

@@ -110,7 +110,7 @@ def gymnasium(
     def make_group(
         spec: EnvSpec, num_envs: int, *, index: int, seed: int, host: bool, render_mode: str | None = None
     ) -> EnvGroup:
-        del host  # Python always drives it
+        # `host` has no effect: Python always drives these environments.
         drawn = {"render_mode": render_mode} if draws and render_mode else {}
 
         def make_one() -> gym.Env:
@@ -159,7 +159,6 @@ class _Group:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def restart(self, state: Any, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        del state
         if self._vector is None:
             self._vector = self._start()
         seeds: Any = [None] * self._num_envs
@@ -215,7 +214,6 @@ class _Group:
         return blocks.environment_action(self._spec, blocks.bounded_action(self._spec, action))
 
     def render(self, state: Any) -> np.ndarray:
-        del state
         return self._vector.render()
 
     def close(self) -> None:

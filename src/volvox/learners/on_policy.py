@@ -91,7 +91,6 @@ class OnPolicy(Learner):
 
     def actions(self, learning: Any) -> Any:
         """Returns the distribution from which actions are drawn, given the network's outputs."""
-        del learning
         return self.network.distribution
 
     def collect(self) -> Collected:

@@ -315,7 +315,6 @@ class Epochs(OnPolicy):
 
     def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:
         """Returns advantages `[J, G, L, n]` as the loss takes them; a minibatch has `count` valid ones."""
-        del valid, count
         return advantage
 
     def stops(self, new: Metrics) -> Array:

@@ -147,7 +147,6 @@ class _PQN(Epochs):
         self, params: ArrayTree, segment: Segment, advantage: Array, target: Array, num_valid: Array, update: Array
     ) -> tuple[Array, Metrics]:
         """Returns the share of a micro-batch in the mean of `(G - Q(s, a))^2 / 2`, and metrics."""
-        del advantage
         output, _ = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
         actions: Any = self.network.distribution
         value = actions.take(output, segment.action)

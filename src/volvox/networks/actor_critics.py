@@ -4,7 +4,7 @@ The modules are examples: `actor_critic` and `q_network` take any flax module wi
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,14 @@ from flax import linen as nn
 
 from volvox.networks.distributions import Distribution, clip_action, distribution, mask_logits
 from volvox.networks.genotypes import BATCH, apply_module, batch_of, check_module, init_params, observations, torso
-from volvox.networks.initializers import ZEROS, Initializer, bias_like_kernel, fan_in_uniform
+from volvox.networks.initializers import ZEROS, Initializer, fan_in_uniform
 from volvox.networks.perceptrons import Activation, dense, flat, normalized_activation, perceptron
 from volvox.ops.batching import where_rows
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
 
 _ORTHOGONAL = nn.initializers.orthogonal(2**0.5)
 _SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
+"""(features, kernel size) of the convolutions of `GA3C`."""
 
 
 class GA3C(nn.Module):
@@ -56,14 +57,10 @@ class GA3C(nn.Module):
         """(logits `[B, num_outputs]`, value `[B]`) of observations `[B, 84, 84, 4]`."""
         if x.ndim != 4 or not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"GA3C takes bytes [B, H, W, C], scaled to [-1, 1); got {x.dtype} with {x.ndim} axes")
-        x, activation = x.astype(jnp.float32) / 128 - 1, normalized_activation(self)
-        for (features, window), stride in zip(_SIZES[self.size], (self.first_stride, 2, 2), strict=False):
-            bias_init = bias_like_kernel(self.bias_init, window**2 * x.shape[-1])
-            sizes = (features, (window, window), (stride, stride))
-            x = activation(nn.Conv(*sizes, kernel_init=self.kernel_init, bias_init=bias_init)(x))
-        x = x.reshape(x.shape[0], -1)
-        for width in self.hidden:
-            x = activation(dense(self, width, x))
+        strides = (self.first_stride, 2, 2)
+        convolutions = [(*sizes, stride) for sizes, stride in zip(_SIZES[self.size], strides, strict=False)]
+        init: Any = {"kernel_init": self.kernel_init, "bias_init": self.bias_init}
+        x = torso(x.astype(jnp.float32) / 128 - 1, convolutions, self.hidden, normalized_activation(self), **init)
         return dense(self, self.num_outputs, x), dense(self, 1, x)[:, 0]
 
 
@@ -87,40 +84,25 @@ class NatureTorso(nn.Module):
     kernel_init: Initializer = _ORTHOGONAL
     bias_init: Initializer = ZEROS
     dtype: Any = None
+    _convolutions: ClassVar[Any] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    _padding: ClassVar[str] = "VALID"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Features `[B, 512]` of observations `[B, 84, 84, 4]`."""
+        """Features `[B, hidden[-1]]` of observations `[B, 84, 84, 4]`."""
         init: Any = {"kernel_init": self.kernel_init, "bias_init": self.bias_init, "dtype": self.dtype}
-        return torso(x, "large", self.hidden, normalized_activation(self), "VALID", **init)
+        return torso(x, self._convolutions, self.hidden, normalized_activation(self), self._padding, **init)
 
 
-class SmallTorso(nn.Module):
+class SmallTorso(NatureTorso):
     """16@8x8/4, 32@4x4/2, dense 256, SAME padding, orthogonal initialisation: GA3C's small size for any learner.
 
-    Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 256]`.
-
-    Attributes:
-      hidden: Widths of the dense layers.
-      activation: Applied after all layers.
-      layer_norm: Whether layers are normalised before the activation.
-      kernel_init: Initialiser of the kernels.
-      bias_init: Initialiser of the biases, as in `MLP`.
-      dtype: Dtype in which all layers compute, e.g. `jnp.bfloat16`, as in `DeepGA`.
+    Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 256]`. Attributes are those of `NatureTorso`.
     """
 
     hidden: tuple[int, ...] = (256,)
-    activation: Activation = nn.relu
-    layer_norm: bool = False
-    kernel_init: Initializer = _ORTHOGONAL
-    bias_init: Initializer = ZEROS
-    dtype: Any = None
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Features `[B, 256]` of observations `[B, 84, 84, 4]`."""
-        init: Any = {"kernel_init": self.kernel_init, "bias_init": self.bias_init, "dtype": self.dtype}
-        return torso(x, "small", self.hidden, normalized_activation(self), **init)
+    _convolutions: ClassVar[Any] = ((16, 8, 4), (32, 4, 2))
+    _padding: ClassVar[str] = "SAME"
 
 
 class ActorCritic(nn.Module):
@@ -140,7 +122,20 @@ class ActorCritic(nn.Module):
         return _outputs(self.torso(x), self.num_outputs)
 
 
-class RecurrentActorCritic(nn.Module):
+class _Recurrent(nn.Module):
+    """An LSTM of `width` cells behind a torso."""
+
+    num_outputs: int
+    torso: nn.Module
+    width: int = 256
+
+    @nn.nowrap
+    def initial_state(self, batch_size: int) -> ArrayTree:
+        """Zeros, two leaves `[batch_size, width]`."""
+        return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
+
+
+class RecurrentActorCritic(_Recurrent):
     """An LSTM between torso and outputs.
 
         network = vx.networks.RecurrentActorCritic(env.spec.num_outputs, vx.networks.SmallTorso(), width=128)
@@ -152,20 +147,11 @@ class RecurrentActorCritic(nn.Module):
       width: Cells of the LSTM.
     """
 
-    num_outputs: int
-    torso: nn.Module
-    width: int = 256
-
     @nn.compact
     def __call__(self, x: Array, state: ArrayTree) -> tuple[tuple[Array, Array], ArrayTree]:
         """((logits `[B, num_outputs]`, value `[B]`), state)."""
         state, x = nn.OptimizedLSTMCell(self.width)(state, self.torso(x))
         return _outputs(x, self.num_outputs), state
-
-    @nn.nowrap
-    def initial_state(self, batch_size: int) -> ArrayTree:
-        """Zeros, two leaves `[batch_size, width]`."""
-        return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
 
 
 class QValues(nn.Module):
@@ -187,7 +173,7 @@ class QValues(nn.Module):
         return nn.Dense(self.num_outputs)(self.torso(x))
 
 
-class RecurrentQValues(nn.Module):
+class RecurrentQValues(_Recurrent):
     """An LSTM between torso and values.
 
     Attributes:
@@ -196,20 +182,11 @@ class RecurrentQValues(nn.Module):
       width: Cells of the LSTM.
     """
 
-    num_outputs: int
-    torso: nn.Module
-    width: int = 256
-
     @nn.compact
     def __call__(self, x: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
         """(values `[B, num_outputs]`, state)."""
         state, x = nn.OptimizedLSTMCell(self.width)(state, self.torso(x))
         return nn.Dense(self.num_outputs)(x), state
-
-    @nn.nowrap
-    def initial_state(self, batch_size: int) -> ArrayTree:
-        """Zeros, two leaves `[batch_size, width]`."""
-        return jnp.zeros((batch_size, self.width)), jnp.zeros((batch_size, self.width))
 
 
 class GaussianMLP(nn.Module):

@@ -169,7 +169,6 @@ class EpsilonGreedy:
 
     def log_prob(self, output: Array, action: Array) -> Array:
         """Zeros `[...]`: Q-learning does not use probabilities."""
-        del action
         return jnp.zeros(output.shape[:-1])
 
 

@@ -278,17 +278,18 @@ _HIDDEN = {"large": (512,), "small": (256,)}
 
 
 def torso(
-    images: Array, size: str, hidden: tuple[int, ...], activation: Activation, padding: str = "SAME", **options: Any
+    images: Array, convolutions: Any, hidden: Any, activation: Activation, padding: str = "SAME", **options: Any
 ) -> Array:
     """Features `[B, n]` of images `[B, H, W, C]`, inside a compact method: convolutions, then dense layers.
 
-    Integers are scaled from 0..255 to [0, 1]. `options`, such as `kernel_init`, apply to all layers.
+    A convolution is (features, kernel size, stride). Integers are scaled from 0..255 to [0, 1]. `options`, such as
+    `kernel_init`, apply to all layers.
     """
     if images.ndim != 4:
         raise ValueError(f"images [B, H, W, C] are needed, not {images.ndim} axes; vx.networks.MLP takes vectors")
     x = images.astype(jnp.float32) * jnp.float32(1 / 255) if jnp.issubdtype(images.dtype, jnp.integer) else images
     bias_init = options.pop("bias_init", ZEROS)
-    for features, window, stride in _CONVOLUTIONS[size]:
+    for features, window, stride in convolutions:
         options["bias_init"] = bias_like_kernel(bias_init, window**2 * x.shape[-1])
         x = activation(nn.Conv(features, (window, window), (stride, stride), padding=padding, **options)(x))
     x = x.reshape(x.shape[0], -1)
@@ -331,7 +332,7 @@ class DeepGA(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Logits `[B, num_actions]` of observations `[B, 84, 84, 4]`."""
-        x = torso(x, self.size, self._hidden, self.activation, kernel_init=_NORMAL, dtype=self.dtype)
+        x = torso(x, _CONVOLUTIONS[self.size], self._hidden, self.activation, kernel_init=_NORMAL, dtype=self.dtype)
         output = nn.initializers.variance_scaling(_OUTPUT_STD**2, "fan_in", "normal")
         return nn.Dense(self.num_actions, kernel_init=output)(x)
 
@@ -382,5 +383,5 @@ class VirtualBatchNormNet(nn.Module):
         def normalized(x: Array) -> Array:
             return self.activation(VirtualBatchNorm()(x))
 
-        x = torso(x, "small", self.hidden, normalized, kernel_init=_NORMAL, use_bias=False)
+        x = torso(x, _CONVOLUTIONS["small"], self.hidden, normalized, kernel_init=_NORMAL, use_bias=False)
         return nn.Dense(self.num_actions, kernel_init=_NORMAL)(x)

@@ -133,7 +133,6 @@ def min_over_rows(x: Array) -> Array:
 
 @min_over_rows.def_vmap
 def _(axis_size, in_batched, x):
-    del axis_size
     return (min_over_rows(x.min(axis=0)) if in_batched[0] else x), False  # nested `vmap`s call this rule again
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from volvox.data.metrics import EACH
-from volvox.report.metrics import SCORES, format_duration, format_number, latest
+from volvox.report.files import METRICS, REPORT, VIDEO, read_config, read_metrics
+from volvox.report.metrics import SCORES, atari_scores, format_duration, format_number, latest, task_of
 from volvox.report.plots import learning_curve, lineage
 
 _STYLE = """
@@ -35,33 +36,26 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def html_report(
-    path: str | os.PathLike[str],
-    rows: Sequence[Mapping[str, Any]],
-    config: Mapping[str, Any],
-    *,
-    title: str,
-    video: str | os.PathLike[str] | None = None,
-    random: float | None = None,
-) -> Path:
-    """Writes results and settings of a run as one HTML file, for a browser without a network.
+def html_report(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
+    """Writes curves, results and settings of a run as one HTML file, for a browser without a network.
 
-        html_report("report.html", rows, config, title="Frostbite", video="episode.mp4")
+        html_report("runs/frostbite")
+
+    The file includes `episode.mp4` of the run directory, if that exists. No code of the run is needed.
 
     Args:
-      path: File to write; its directory is made if it is missing.
-      rows: Metrics, one mapping a step, in order.
-      config: Content of `config.json`: settings under "algorithm", versions under "versions", and so on.
-      title: Heading, such as the name of the environment.
-      video: MP4 file to include.
-      random: Score of random play, see `volvox.report.learning_curve`.
+      run_dir: The run directory.
+      path: File to write, whose directory is made if it is missing; default `report.html` in the run directory.
 
     Returns:
       The path.
 
     Raises:
-      FileNotFoundError: There is no such video.
+      ValueError: The directory holds no run.
     """
+    directory, config = Path(run_dir), read_config(run_dir)
+    rows, title = read_metrics(directory / METRICS), task_of(config)
+    random = atari_scores(config["algorithm"].get("env")).get("random")
     figures = {"Learning curves": learning_curve(rows, title=title, random=random)}
     if any("pbt_parent" + EACH in row for row in rows):
         figures["Lineage"] = lineage(rows)
@@ -69,12 +63,13 @@ def html_report(
     for name, figure in figures.items():
         figure.savefig(content := io.BytesIO(), format="png", dpi=120)
         sections[name] = f'<img alt="{name}" src="{_data("image/png", content.getvalue())}">'
-    if video is not None:
-        sections["An episode"] = f'<video controls src="{_data("video/mp4", Path(video).read_bytes())}"></video>'
+    if (directory / VIDEO).exists():
+        video = _data("video/mp4", (directory / VIDEO).read_bytes())
+        sections["An episode"] = f'<video controls src="{video}"></video>'
     for heading, name in (("Settings", "algorithm"), ("Versions", "versions"), ("How it was run", "provenance")):
         sections[heading] = _table(flat_settings(config.get(name, {})))
     body = "\n".join(f"<section><h2>{name}</h2>\n{content}</section>" for name, content in sections.items())
-    path = Path(path)
+    path = directory / REPORT if path is None else Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_PAGE.format(title=html.escape(title), style=_STYLE, body=body))
     return path

@@ -143,7 +143,7 @@ def probability_of_improvement(ours: Sequence[ArrayLike], theirs: Sequence[Array
     """
 
     def statistic(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-        del axis  # always the last one
+        # `axis` is always the last one.
         pairs = [(a[..., :, None], b[..., None, :]) for a, b in zip(samples[:half], samples[half:], strict=True)]
         return np.mean([np.mean((a > b) + 0.5 * (a == b), axis=(-2, -1)) for a, b in pairs], axis=0)
 

@@ -129,7 +129,6 @@ class PopulationEvaluator:
           Interrupted: The monitor returned True. The next evaluation makes new environments.
           ValueError: There are more episodes than the capacity.
         """
-        del lineage
         began, total = time.perf_counter(), int(np.asarray(population.episodes).sum())
         if total > self._capacity:
             raise ValueError(f"{total} episodes are more than the capacity of {self._capacity}: fewer candidates.")

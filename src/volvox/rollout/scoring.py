@@ -151,7 +151,6 @@ def play_randomly(
     rng = np.random.default_rng(seed)
 
     def choose(wave: int, number: int, timestep: TimeStep, state: ArrayTree) -> tuple[np.ndarray, ArrayTree]:
-        del wave, number
         return _random_actions(env.spec, timestep, rng), state
 
     return _play(env, lambda size: (), choose, protocol, num_episodes, max_episode_steps, num_envs, seed)
@@ -255,17 +254,13 @@ def _play(
     }[protocol]
     if options:  # an Atari game
         about += f", preprocessing {env.config.get('preprocessing', 'envpool')!r}"
-        about += ", all 18 actions" if _setting(env, "full_action_space") else ""
+        about += ", all 18 actions" if env.config.get("full_action_space") else ""
     limited = group.spec.max_episode_steps < _NO_LIMIT
     if limited or (lengths >= _LONGEST).any():
         about += f", cut at {group.spec.max_episode_steps if limited else _LONGEST} timesteps"
-    lives = protocol == "fresh" and _setting(env, "episodic_life")  # each life is an episode
+    lives = protocol == "fresh" and env.config.get("episodic_life")  # each life is an episode
     human = None if lives else human_normalized(atari_game(env.config), mean)
     return Score(returns, lengths, mean, low, high, protocol, about, human)
-
-
-def _setting(env: Env, name: str) -> Any:
-    return env.config.get("settings", env.config).get(name)
 
 
 def first_episodes(

@@ -113,7 +113,7 @@ class _CSV:
             self.write(step, row)
 
     def write(self, step: int, row: Row) -> None:
-        del step  # `row` contains it
+        # `row` contains the step.
         self._rows.append({name: json.dumps(x) if isinstance(x, list | dict) else x for name, x in row.items()})
         new = [name for name in row if name not in self._columns]
         self._columns += new
@@ -150,7 +150,7 @@ class _WeightsAndBiases:
                 file.write_text(self._run.id)
 
     def write(self, step: int, row: Row) -> None:
-        del step  # `row` contains it
+        # `row` contains the step.
         self._run.log({name: value for name, value in row.items() if value is not None})
 
     def close(self) -> None:
@@ -189,7 +189,6 @@ def open_loggers(
 
 
 def _close(logger: Any, kind: Any, error: BaseException | None, trace: Any) -> None:
-    del kind, trace
     if error is None:
         logger.close()
         return

@@ -20,7 +20,7 @@ from flax import linen as nn
 
 from volvox._checks import integer
 from volvox.report import html, plots, video
-from volvox.report.files import ELITE, METRICS, PLOT, REPORT, VIDEO, Row, read_config, read_metrics
+from volvox.report.files import ELITE, METRICS, PLOT, VIDEO, Row, read_config, read_metrics
 from volvox.report.metrics import atari_scores, of_learner
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Actor, Protocol, Score, reference_batch
@@ -182,12 +182,7 @@ class Run:
         Raises:
           ValueError: There is no run directory.
         """
-        directory = self._directory("report")
-        shown = directory / VIDEO if (directory / VIDEO).exists() else None
-        path, env = directory / REPORT if path is None else path, self.algorithm.env
-        random = atari_scores(env.config).get("random")
-        config = read_config(directory)
-        return html.html_report(path, self.metrics, config, title=env.spec.name, video=shown, random=random)
+        return html.html_report(self._directory("report"), path)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the learning curve; see `volvox.report.learning_curve`.

@@ -44,7 +44,6 @@ class Cubic:
 
     def advance(self, state: ArrayTree, step: Array, mean_return: Array | None) -> tuple[Array, ArrayTree]:
         """Returns the sparsity from update `step` on, and the state, which is ()."""
-        del mean_return
         cubic = optax.polynomial_schedule(0.0, self.final_sparsity, 3, self.end - self.begin, self.begin)
         return jnp.asarray(cubic(step), jnp.float32), state
 
@@ -248,7 +247,6 @@ class Magnitude:
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
         """Returns masks that keep all groups."""
-        del key
         masks = {}
         for name, kernel in kernels.items():
             rows, _, columns = kernel.mask_shape
@@ -259,7 +257,6 @@ class Magnitude:
 
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
-        del key, step
         # Sort pruned groups by gradient magnitude, then kept groups by magnitude.
         sizes = jnp.where(mask, _size(kernel), _size(gradient))
         order = jnp.lexsort((sizes.ravel(), mask.ravel()))
@@ -303,7 +300,6 @@ class KeepNOfM:
 
     def init(self, key: Array, kernels: dict[str, Kernel]) -> dict[str, Array]:
         """Returns masks that keep the largest initial weights, or all weights with `begin`."""
-        del key
         for name, kernel in kernels.items():
             _check_divides("m", self.m, name, len(kernel.weights))
         sizes = {name: _size(kernel.weights) for name, kernel in kernels.items()}
@@ -311,7 +307,6 @@ class KeepNOfM:
 
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
-        del key, sparsity
         sizes = _size(kernel)
         kept = self._largest(jnp.where(mask, sizes, -1.0))
         if self.drop > 0:
@@ -379,7 +374,6 @@ class Dynamic:
 
     def update(self, key: Array, mask: Array, kernel: Array, gradient: Array, step: Array, sparsity: Array) -> Array:
         """See `Rule.update`."""
-        del sparsity
         kept, size = mask.ravel(), mask.size
         decay = 1.0 if self.end is None else (1.0 + jnp.cos(jnp.pi * jnp.minimum(step / self.end, 1.0))) / 2
         num_replaced = jnp.round(self.drop * decay * kept.sum()).astype(jnp.int32)
