@@ -396,9 +396,10 @@ class Training:
         self._batch = () if self.num_learners == 1 else (self.num_learners,)
         share = self.num_learners  # of each device
         if devices.mesh is not None and self._batch:
-            devices, (share, rest) = devices._replace(divided=True), divmod(share, devices.mesh.size)
+            size, devices = devices.mesh.size, devices._replace(divided=True)
+            share, rest = divmod(share, size)
             if rest:
-                raise ValueError(f"{self.num_learners} learners cannot be divided among {devices.mesh.size} devices")
+                raise ValueError(f"{self.num_learners} learners cannot be divided among {size} devices")
         # Each process makes the initial state alone, without a device axis.
         alone = LearnerStages(first, network, env, self._batch)
 
@@ -465,7 +466,7 @@ class Training:
         """Returns the variables of the policy of learner `i`."""
         return pick(candidates, i) if self._batch else candidates
 
-    def constants(self, state: LearnState) -> tuple[Array, dict[str, Array]]:
+    def constants(self, state: LearnState) -> tuple[Any, dict[str, Any]]:
         """Returns the constants of the loop: (key of the run, numbers of the settings)."""
         devices, numbers = self.loop.devices, self._numbers | state.numbers
         if self.env.axis.size > 1:  # placed scalars would not be weakly typed

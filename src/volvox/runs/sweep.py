@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from volvox._checks import check_type, integer
+from volvox._checks import check_type, import_extra, integer
 from volvox.data.metrics import EACH
 from volvox.distributed import RaySettings
 from volvox.learners.space import Choice, Range, check_space
@@ -168,7 +168,7 @@ def _check_trials(make: Callable[..., Algorithm], draw: Callable[..., Any], spac
 
 def _draw(space: Any, trial: Any) -> dict[str, Any]:
     """Returns settings of an `optuna.Trial`, as they are read from the study."""
-    drawn = space(trial) if callable(space) else {name: _suggest(trial, name, x) for name, x in space.items()}
+    drawn: Any = space(trial) if callable(space) else {name: _suggest(trial, name, x) for name, x in space.items()}
     return {name: from_json(to_json(x)) for name, x in drawn.items()}
 
 
@@ -454,10 +454,7 @@ def _open(path: Path, storage: str | None, function: Callable[..., Any], again: 
 
 
 def _optuna() -> Any:
-    try:
-        import optuna  # pyright: ignore[reportMissingImports]  # an extra
-    except ImportError as error:
-        raise ImportError("sweeps need Optuna: pip install 'volvox-rl[sweep]'") from error
+    optuna = import_extra("optuna", "sweep")
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would log each study to the standard error stream
     return optuna
 

@@ -23,6 +23,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from volvox._checks import import_extra
 from volvox.report.files import ELITE, read_config, write_file
 from volvox.runs.config import to_json
 from volvox.runs.directory import provenance
@@ -134,7 +135,7 @@ def push_to_hub(run: Run, repository: str, **options: Any) -> str:
     Raises:
       ImportError: huggingface-hub is not installed.
     """
-    hub = _hub()
+    hub = import_extra("huggingface_hub", "hub")
     with tempfile.TemporaryDirectory() as folder:
         path = publish(run, Path(folder, _HUB_FILE), **options)
         about = card(path)
@@ -149,7 +150,7 @@ def push_to_hub(run: Run, repository: str, **options: Any) -> str:
 
 def _path(name: str | os.PathLike[str]) -> Path:
     if str(name).startswith(_HUB):
-        return Path(_hub().hf_hub_download(str(name).removeprefix(_HUB), _HUB_FILE))
+        return Path(import_extra("huggingface_hub", "hub").hf_hub_download(str(name).removeprefix(_HUB), _HUB_FILE))
     for path in (_AGENTS / f"{name}{SUFFIX}", Path(name)):
         if path.is_file():
             return path
@@ -174,11 +175,3 @@ def _named(variables: ArrayTree) -> dict[str, Any]:
     """Returns the leaves by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(variables)
     return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ImportError("agents on the Hugging Face Hub need pip install 'volvox-rl[hub]'") from error
-    return huggingface_hub
