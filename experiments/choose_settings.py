@@ -160,7 +160,7 @@ def a3c_variants() -> dict[str, vx.A3C]:
 
 
 def halfcheetah_study(num_learners: int, *names: str) -> Study:
-    """Returns the study of A3C on HalfCheetah-v5, of all variants or of those named."""
+    """Returns the study of A3C on HalfCheetah-v5, of all variants, or of the named variants."""
     variants = a3c_variants()
     return Study(
         env=lambda: vx.envs.mujoco("HalfCheetah-v5", num_envs=16, groups=2),

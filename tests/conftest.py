@@ -70,7 +70,7 @@ def run_script():
             try:
                 runpy.run_path(str(path), run_name="__main__")
             except SystemExit as end:
-                code = end.code or 0
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
         return code, out.getvalue(), err.getvalue()
 
     return run

@@ -108,7 +108,7 @@ def test_a_mask_that_allows_nothing_gives_the_first_action_and_finite_numbers(ac
     np.testing.assert_allclose(actions.entropy(output), uniform, rtol=1e-6)
 
 
-ROUNDS = {"segment_length": 8, "num_epochs": 4, "num_minibatches": 2, "rounds_per_iteration": 4}
+ROUNDS = {"segment_length": 8, "num_epochs": 4, "num_minibatches": 2, "lag": 1, "rounds_per_iteration": 4}
 ALGORITHMS = {
     "a3c_several_arrays": (
         (3, 3),

@@ -34,7 +34,7 @@ SMALLER = {
     "steps": {8: 1, 9: 2, 15: 2, 20: 1, 25: 2, 150: 6},
     "timesteps_per_iteration": {1_000: 100},
 }
-"""Budgets of the notebooks by name, and those of the test."""
+"""Smaller budgets for the test, by argument and value."""
 OTHERS = {"DeepGA(frostbite.spec.num_outputs)": "DeepGA(18, size='small')", "seed in range(3)": "seed in range(1)"}
 BUDGET = re.compile(rf'\b({"|".join(SMALLER)})("?[=:] ?)([\d_]+)')
 

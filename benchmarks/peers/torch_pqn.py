@@ -94,7 +94,7 @@ def main() -> None:
         optimizer.step()
 
     def tuned() -> tuple[int, int, int]:
-        """(threads of PyTorch that act, those that learn, timesteps of a part), by what is fastest here."""
+        """Returns the fastest (acting threads, learning threads, timesteps of a part)."""
         flat = tuple(x.flatten(0, 1) for x in (observations, actions, rewards, valid))
 
         def seconds(call: Callable[[], object]) -> float:

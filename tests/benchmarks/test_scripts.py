@@ -19,7 +19,6 @@ SCRIPTS = {
     "population_forward": "--num-networks 2 --size small --repeats 2",
     "population_rollout": "--population 24 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory",
     "ppo": "--seconds 0.1 --turns 1 --preset mujoco --task HalfCheetah-v4 --num-envs 1 --groups 1",
-    "kernels": "--tiny --seconds 0.05",
     "scaling": "",
     "strategies": "--members 8 --params 1000 --generations 1 --side volvox",
     "sweep": "--parts pbt --learners 4 --pbt-timesteps 4096 --seeds 1",
@@ -45,3 +44,11 @@ def test_a_benchmark_prints_figures(name, run_script):
     measured = list(figures({key: value for key, value in found.items() if key not in ("settings", "made", "cpus")}))
     assert measured
     assert all(map(math.isfinite, measured))
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_gpu_runs_its_parts(run_script, tmp_path):
+    words = ("--dry-run", "--only", "kernels", "--out", tmp_path / "gpu.json")
+    code, _, err = run_script(BENCHMARKS / "gpu.py", *words)
+    assert code == 0, err
+    assert json.loads((tmp_path / "gpu.json").read_text())["failed"] == []

@@ -1,4 +1,4 @@
-"""The experiment script as a user runs it: real Atari, in processes of its own."""
+"""The script of the genetic algorithm as a user runs it, on real Atari."""
 
 import json
 import os

@@ -141,7 +141,7 @@ ACTOR_CRITIC = ActorAndCritic(MLP(2, (8,), activation=nn.relu), QNetwork((8,)))
 LEARNERS = {
     "a3c": (A3C(segment_length=5, updates_per_iteration=3), CategoricalMLP(2, (8,)), CORRIDOR),
     "ppo": (
-        PPO(segment_length=8, num_epochs=4, num_minibatches=2, rounds_per_iteration=3, **NORMALIZED),
+        PPO(segment_length=8, num_epochs=4, num_minibatches=2, lag=1, rounds_per_iteration=3, **NORMALIZED),
         GaussianMLP(2, (8,)),
         TARGET,
     ),
@@ -188,7 +188,7 @@ def test_the_compiled_loop_is_the_loop_in_python(name):
     [
         A3C(segment_length=8, micro_batch=1),
         A3C(segment_length=8, lag=0, vtrace=False),
-        pytest.param(PPO(segment_length=8, num_epochs=2, num_minibatches=2), marks=pytest.mark.slow),
+        pytest.param(PPO(segment_length=8, num_epochs=2, num_minibatches=2, lag=1), marks=pytest.mark.slow),
         pytest.param(PPO(segment_length=8, num_epochs=2, num_minibatches=2, lag=0), marks=pytest.mark.slow),
     ],
     ids=["a3c", "a3c without lag", "ppo", "ppo without lag"],

@@ -15,7 +15,7 @@ CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
 TARGET = probes.target(num_envs=4, groups=2)
 NETWORKS = ActorAndCritic(MLP(2, (8,), activation=nn.relu), QNetwork((8,)))
 TD3 = {"batch_size": 8, "random_timesteps": 40, "replay_size": 400, "timesteps_per_iteration": 200}
-PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "rounds_per_iteration": 4}
+PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "lag": 1, "rounds_per_iteration": 4}
 CASES = {
     "ppo": (
         [

@@ -13,7 +13,7 @@ from volvox.report import lineage
 
 CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
 EXPLORE = {"learning_rate": vx.space.log(1e-4, 1e-1), "entropy_coefficient": vx.space.uniform(0.001, 0.1)}
-PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "rounds_per_iteration": 4}
+PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "lag": 1, "rounds_per_iteration": 4}
 
 
 def ppo(num_learners=4, every=64, rates=None, discount=0.9, evaluate_every=None, **options):

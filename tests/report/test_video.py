@@ -234,12 +234,14 @@ def test_several_policies_play_side_by_side(tmp_path):
 
 @pytest.mark.slow
 def test_mujoco_is_drawn_by_envpool(tmp_path, monkeypatch):
-    """Without a driver MuJoCo would end the process."""
+    """Without a driver there is one clear error."""
     env, policy = mujoco("HalfCheetah", num_envs=1), constant([0.5] * 6, mode=lambda output: output)
     options = {"path": tmp_path / "a.mp4", "max_episode_steps": 5}
     try:
         record_video(env, policy, jnp.ones(()), **options)
     except OSError as error:
+        if "EGL" not in str(error):
+            raise
         pytest.skip(str(error))
     pictures = decode(tmp_path / "a.mp4", 480, 480)
     assert len(pictures) == 6

@@ -313,6 +313,11 @@ def test_sweeps_need_optuna_and_workers_need_ray(module, tmp_path, monkeypatch):
         vx.sweep(quadratic, SPACE, num_trials=1, run_dir=tmp_path, workers=workers, **OPTIONS)
 
 
+def test_a_storage_without_the_study_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no study 'a'"):
+        vx.Sweep(tmp_path / "a", storage=f"sqlite:///{tmp_path / 'other.db'}")
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_workers_run_the_trials(tmp_path):
