@@ -2,20 +2,19 @@ import gc
 import os
 import warnings
 
-import envpool
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from volvox import envs
-from volvox.envs.envpool_tasks import _time_step
+from volvox.envs.envpool_tasks import _time_step, load_envpool
 from volvox.envs.groups import environment_seeds
 
 
 def raw_pool(task, *, seed, num_envs, **config):
     seeds = environment_seeds(seed, group=0, num_envs=num_envs)
-    return envpool.make(task, env_type="gymnasium", num_envs=num_envs, batch_size=num_envs, seed=seeds, **config)
+    return load_envpool().make(task, env_type="gymnasium", num_envs=num_envs, batch_size=num_envs, seed=seeds, **config)
 
 
 def test_images_are_envpools_transposed_and_ends_are_its_ends(drive, actions_for):

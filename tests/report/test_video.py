@@ -247,5 +247,5 @@ def test_mujoco_is_drawn_by_envpool(tmp_path, monkeypatch):
     assert len(pictures) == 6
     assert pictures[0].std() > 10
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
-    with pytest.raises(OSError, match="finds no driver"):
+    with pytest.raises(OSError, match="driver is missing"):
         record_video(env, policy, jnp.ones(()), **options)

@@ -44,6 +44,7 @@ Protocol = Literal["sticky", "exact", "fresh"]
 """How a score is measured; see `volvox.play`."""
 STICKINESS = 0.25
 """Probability of repeated actions under the protocol "sticky" (Machado et al. 2018, arXiv 1709.06009)."""
+_EGL = "libEGL.so.1"
 _DRAW = """from volvox.envs.envpool_tasks import load_envpool
 pool = load_envpool().make_gymnasium("InvertedPendulum-v4", num_envs=1, render_mode="rgb_array")
 pool.reset()
@@ -147,11 +148,7 @@ def envpool(
         )
         modules = str(type(native).__mro__)
         if drawn and "envpool.mujoco" in modules:
-            # Without EGL or its driver MuJoCo ends the process that draws.
-            tried = subprocess.run([sys.executable, "-c", _DRAW], capture_output=True, text=True)
-            if tried.returncode != 0:
-                install = "(Debian: apt-get install libegl1 libgl1-mesa-dri; NVIDIA: NVIDIA_DRIVER_CAPABILITIES=all)"
-                raise OSError(f"MuJoCo draws with EGL, and finds no driver; install both {install}.\n{tried.stderr}")
+            _check_mujoco_draws()
         draws = bool(drawn) and not any(module in modules for module in _NOT_DRAWN)
         return _pool_group(spec, num_envs, native, host=host, draws=draws)
 
@@ -161,11 +158,24 @@ def envpool(
 
 def load_envpool() -> Any:
     """Imports envpool when it is first needed, because that takes a second."""
-    with contextlib.suppress(OSError):  # MuJoCo draws by it: envpool's own copy, which comes later, finds no driver
-        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+    if "envpool" not in sys.modules:
+        with contextlib.suppress(OSError):  # MuJoCo draws by it: envpool's own copy, which comes later, finds no driver
+            ctypes.CDLL(_EGL, mode=ctypes.RTLD_GLOBAL)
     import envpool
 
     return envpool
+
+
+def _check_mujoco_draws() -> None:
+    """Raises OSError where MuJoCo would end the process that draws: without EGL, its driver, or EGL before envpool."""
+    tried = subprocess.run([sys.executable, "-P", "-c", _DRAW], capture_output=True, text=True)
+    if tried.returncode != 0:
+        install = "(Debian: apt-get install libegl1 libgl1-mesa-dri; NVIDIA: NVIDIA_DRIVER_CAPABILITIES=all)"
+        raise OSError(f"MuJoCo cannot draw: EGL or its driver is missing; install both {install}.\n{tried.stderr}")
+    try:
+        ctypes.CDLL(_EGL, mode=os.RTLD_NOLOAD)
+    except OSError as error:
+        raise OSError("MuJoCo cannot draw, because envpool was imported before volvox used it.") from error
 
 
 def _own_limit(task: str, options: Config) -> int | None:

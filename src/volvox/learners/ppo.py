@@ -36,10 +36,10 @@ _SHUFFLES = 2**31
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPO:
-    """Settings of proximal policy optimisation, with the defaults of CleanRL's ppo.py but for three.
+    """Settings of proximal policy optimisation.
 
-    The learning rate is constant, values are not clipped, and a round has ten epochs, as in Stable-Baselines3: with
-    four not all learners balance CartPole (experiments/results/settings). `atari` lists other differences.
+    Default values are those of CleanRL's ppo.py, but as in Stable-Baselines3 the learning rate is constant, values are
+    not clipped, and a round has ten epochs. `atari` lists other differences.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.

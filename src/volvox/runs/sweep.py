@@ -85,9 +85,9 @@ def sweep(
         at the same moment may exceed it. If a machine dies, its trials remain "running" until it resumes.
       run_dir: Directory of the sweep.
       metric: Metric of the rows; higher is better.
-      num_learners: Number of trials in one program. Their algorithms are of `vx.learn`, and settings may differ in the
-        numbers that their class attribute `traced` names. If each trial has n learners, the program has n times as
-        many.
+      num_learners: Number of trials in one program, on one device. Their algorithms are of `vx.learn`, and settings may
+        differ in the numbers that their class attribute `traced` names. If each trial has n learners, the program has
+        n times as many.
       pruner: "halving" stops bad trials by Optuna's asynchronous successive halving at each new value of the metric.
         Otherwise a pruner of Optuna, or None. Several trials of one program and resumed trials are not pruned.
       sampler: Sampler of Optuna. None: TPE.
@@ -123,7 +123,7 @@ def sweep(
         check_type("workers", workers, RaySettings, "vx.distributed.ray(...)")
 
     draw = partial(_draw, space)
-    _check_trials(make, draw, space, metric, min(num_learners, num_trials))  # before anything is written
+    _check_trials(make, draw, space, metric, min(num_learners, num_trials), seed)  # before anything is written
     path = run_path(run_dir)
     path.mkdir(parents=True, exist_ok=True)
     with locked(path):
@@ -154,9 +154,12 @@ def sweep(
     return Sweep(path, storage=storage, exit_code=exit_code)
 
 
-def _check_trials(make: Callable[..., Algorithm], draw: Callable[..., Any], space: Any, metric: str, num: int) -> None:
+def _check_trials(
+    make: Callable[..., Algorithm], draw: Callable[..., Any], space: Any, metric: str, num: int, seed: int
+) -> None:
     """Raises ValueError or TypeError if a program of `num` trials cannot be made."""
-    rehearsal = _optuna().create_study()
+    optuna = _optuna()
+    rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
     settings = [draw(rehearsal.ask()) if callable(space) else _ends(space, i) for i in range(num)]
     algorithm = _together([make(one) for one in settings])
     if metric.startswith("evaluation_") and algorithm.config.get("evaluate_every", 0) is None:
@@ -199,10 +202,10 @@ def _ask(study: Any, draw: Callable[..., Any], folder: Path, num_trials: int, nu
     trials = [study.ask() for _ in range(min(num_learners, num_trials - begun))]
     if not trials:
         return None
-    job = _Job(f"{trials[0].number:04d}", {}, None if num_learners > 1 else trials[0])
+    settings = {trial.number: draw(trial) for trial in trials}
+    job = _Job(f"{trials[0].number:04d}", settings, None if num_learners > 1 else trials[0])
     (folder / job.run).mkdir(parents=True, exist_ok=True)
     for trial in trials:
-        job.settings[trial.number] = draw(trial)
         trial.set_user_attr("settings", to_json(job.settings[trial.number]))
         trial.set_user_attr("run", job.run)
     return job
@@ -272,14 +275,14 @@ def _together(algorithms: Sequence[Algorithm]) -> Algorithm:
     """Returns one algorithm with the learners of all; raises ValueError if they cannot be one program."""
     if len(algorithms) == 1:
         return algorithms[0]
-    if any(x.config["type"] != "volvox.learn" or x.config["pbt"] for x in algorithms):
-        raise ValueError("num_learners is for algorithms of vx.learn without pbt; leave it out")
+    if any(x.config["type"] != "volvox.learn" or x.config["pbt"] or x.env.axis.size > 1 for x in algorithms):
+        raise ValueError("num_learners is for algorithms of vx.learn without pbt, on one device; leave it out")
     configs = [to_json({**x.config, "settings": (), "num_learners": len(_settings(x))}) for x in algorithms]
     for config in configs[1:]:
         if found := differences(configs[0], config, "trial"):
             raise ValueError("\n  ".join(["trials of one program differ:", *found]))
-    remake = cast("Any", algorithms[0].remake)
-    return remake([one for algorithm in algorithms for one in _settings(algorithm)], num_learners=1)
+    remake: Any = algorithms[0].remake
+    return remake([one for algorithm in algorithms for one in _settings(algorithm)], num_learners=1, devices=None)
 
 
 def _settings(algorithm: Algorithm) -> list[Any]:
