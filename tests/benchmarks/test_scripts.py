@@ -13,7 +13,7 @@ SCRIPTS = {
     "gradients": "--batch 8 --micro-batch 4 --repeats 2",
     "gymnasium_loop": "--timesteps 2000 --variants stepping workers0",
     "jax_envs": "--suite cartpole --num-envs 8 --segment-length 8 --seconds 0.1 --turns 1",
-    "many_learners": "--ppo-learners 2 --td3-learners 2 --a3c-learners 2 --rounds 2 --timesteps 20 --turns 1 --seconds 0.2",
+    "many_learners": "--ppo-learners 2 --td3-learners 2 --a3c-learners 2 --rounds 1 --timesteps 9 --turns 1 --seconds 1",
     "maze": "--population-size 40 --num-envs 20 --generations 1",
     "novelty": "--behaviors 20 --archive 40 --repeats 2",
     "population_forward": "--num-networks 2 --size small --repeats 2",
@@ -51,4 +51,5 @@ def test_the_benchmark_of_a_gpu_runs_its_parts(run_script, tmp_path):
     words = ("--dry-run", "--only", "kernels", "--out", tmp_path / "gpu.json")
     code, _, err = run_script(BENCHMARKS / "gpu.py", *words)
     assert code == 0, err
-    assert json.loads((tmp_path / "gpu.json").read_text())["failed"] == []
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert all(map(math.isfinite, figures(found["parts"]["kernels"])))
