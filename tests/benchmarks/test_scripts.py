@@ -13,7 +13,8 @@ SCRIPTS = {
     "gradients": "--batch 8 --micro-batch 4 --repeats 2",
     "gymnasium_loop": "--timesteps 2000 --variants stepping workers0",
     "jax_envs": "--suite cartpole --num-envs 8 --segment-length 8 --seconds 0.1 --turns 1",
-    "many_learners": "--ppo-learners 2 --td3-learners 2 --a3c-learners 2 --rounds 1 --timesteps 9 --turns 1 --seconds 1",
+    "many_learners": "--ppo-learners 2 --td3-learners 2 --a3c-learners 2 "
+    "--rounds 1 --timesteps 9 --turns 1 --seconds 1",
     "maze": "--population-size 40 --num-envs 20 --generations 1",
     "novelty": "--behaviors 20 --archive 40 --repeats 2",
     "population_forward": "--num-networks 2 --size small --repeats 2",
