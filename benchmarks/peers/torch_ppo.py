@@ -125,6 +125,35 @@ def gradient(net, clip: float, entropy_weight: float, data: tuple[torch.Tensor, 
         ((loss * valid[x]).sum() / count).backward()
 
 
+def tuned(
+    net: nn.Module, data: tuple[torch.Tensor, ...], learn: Callable, batch: int, size: int
+) -> tuple[int, int, int]:
+    """Returns the fastest (threads of PyTorch that act, those that learn, timesteps of a part).
+
+    `batch` environments act at once, and `learn(data, chosen, part)` learns from `size` of the timesteps `data`.
+    """
+
+    def seconds(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(6):
+            began = time.perf_counter()
+            call()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[1:])
+
+    acting, learning = [], []
+    for number in {1, len(os.sched_getaffinity(0))}:
+        torch.set_num_threads(number)
+        with torch.no_grad():
+            acting.append((seconds(lambda: [net(data[0][:batch]) for _ in range(10)]), number))
+        for part in sorted({p for p in (32, 64, 128, 256, size) if p <= size}):
+            some = functools.partial(learn, data, torch.randperm(len(data[0]))[:size], part)
+            learning.append((seconds(some), number, part))
+    return min(acting)[1], *min(learning)[1:]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--preset", default="atari", choices=["atari", "mujoco"])
@@ -175,32 +204,9 @@ def main() -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
 
-    def tuned() -> tuple[int, int, int]:
-        """(threads of PyTorch that act, those that learn, timesteps of a part), by what is fastest here."""
-        shapes = (observations, actions, log_probs, log_probs, log_probs, values, values + 1)
-        flat = tuple(x.flatten(0, 1) for x in shapes)
-
-        def seconds(call: Callable[[], object]) -> float:
-            times = []
-            for _ in range(6):
-                began = time.perf_counter()
-                call()
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                times.append(time.perf_counter() - began)
-            return statistics.median(times[1:])
-
-        acting, learning = [], []
-        for number in {1, threads}:
-            torch.set_num_threads(number)
-            with torch.no_grad():
-                acting.append((seconds(lambda: [net(flat[0][:n]) for _ in range(10)]), number))
-            for part in sorted({p for p in (32, 64, 128, 256, size) if p <= size}):
-                some = functools.partial(learn, flat, torch.randperm(n * length)[:size], part)
-                learning.append((seconds(some), number, part))
-        return min(acting)[1], *min(learning)[1:]
-
-    acting_threads, learning_threads, part = tuned()
+    shapes = (observations, actions, log_probs, log_probs, log_probs, values, values + 1)
+    flat = tuple(x.flatten(0, 1) for x in shapes)
+    acting_threads, learning_threads, part = tuned(net, flat, learn, n, size)
     seen = normalized(pool.reset()[0])
     dummy, lives = np.zeros(n, bool), np.zeros(n)  # envpool discards the action after an end
     began, rounds = time.perf_counter(), -1

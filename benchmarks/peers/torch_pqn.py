@@ -8,17 +8,15 @@ size of the parts in which a minibatch's gradient is computed are tuned before a
 """
 
 import argparse
-import functools
 import json
 import os
-import statistics
 import time
-from collections.abc import Callable
 
 import envpool
 import numpy as np
 import torch
 from torch import nn
+from torch_ppo import tuned
 
 
 class Normalized(nn.Module):
@@ -93,31 +91,8 @@ def main() -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 10.0)
         optimizer.step()
 
-    def tuned() -> tuple[int, int, int]:
-        """Returns the fastest (acting threads, learning threads, timesteps of a part)."""
-        flat = tuple(x.flatten(0, 1) for x in (observations, actions, rewards, valid))
-
-        def seconds(call: Callable[[], object]) -> float:
-            times = []
-            for _ in range(6):
-                began = time.perf_counter()
-                call()
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                times.append(time.perf_counter() - began)
-            return statistics.median(times[1:])
-
-        acting, learning = [], []
-        for number in {1, threads}:
-            torch.set_num_threads(number)
-            with torch.no_grad():
-                acting.append((seconds(lambda: [net(flat[0][:n]) for _ in range(10)]), number))
-            for part in sorted({p for p in (32, 64, 128, 256, size) if p <= size}):
-                some = functools.partial(learn, flat, torch.randperm(n * length)[:size], part)
-                learning.append((seconds(some), number, part))
-        return min(acting)[1], *min(learning)[1:]
-
-    acting_threads, learning_threads, part = tuned()
+    flat = tuple(x.flatten(0, 1) for x in (observations, actions, rewards, valid))
+    acting_threads, learning_threads, part = tuned(net, flat, learn, n, size)
     seen = given(pool.reset()[0])
     dummy, lives = np.zeros(n, bool), np.zeros(n)  # envpool discards the action after an end
     began, rounds = time.perf_counter(), -1

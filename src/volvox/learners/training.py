@@ -158,9 +158,9 @@ def learn(
         algorithm = learn([PPO(learning_rate=rate) for rate in (1e-4, 3e-4, 1e-3)], network, env)
 
     Several learners are one program. In pure-JAX environments, learner i is the learner of a run of its own with the
-    seed `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; elsewhere it plays other episodes.
-    Learners of TD3 and SAC make their updates together, when each has enough timesteps, so some make fewer than alone
-    where lengths of episodes differ.
+    seed `jax.random.fold_in(jax.random.key(seed), i)`, to rounding; in other environments its episodes differ.
+    Learners of TD3 and SAC on one device make their updates together, when each has enough timesteps, so some make
+    fewer than alone where lengths of episodes differ.
 
     Args:
       settings: Settings of the learner, such as `A3C()`, or settings of each of several learners. These may differ in
@@ -172,8 +172,8 @@ def learn(
         in the round in which one is due, so give `train` an amount of timesteps instead of steps. None: no evaluation.
       num_evaluation_episodes: Episodes of an evaluation, of each learner; from the second on, the best policy so far
         plays the same number.
-      num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None: the number
-        of environments `env.num_envs` of each learner.
+      num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None:
+        `env.num_envs` for each learner.
       pbt: Population-based training of several learners in one process, whose settings must be equal.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
@@ -755,7 +755,9 @@ class NotFinite(FloatingPointError):
       learners: Their numbers.
     """
 
-    def __init__(self, message: str, learners: Sequence[int] = ()):  # pickle gives the message alone
+    def __init__(
+        self, message: str, learners: Sequence[int] = ()
+    ):  # unpickling passes the message, and then sets `learners`
         super().__init__(message)
         self.learners = learners
 

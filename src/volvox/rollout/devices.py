@@ -90,7 +90,7 @@ class Devices(NamedTuple):
         return jax.tree.map(place, *trees)
 
     def whole(self, tree: ArrayTree) -> ArrayTree:
-        """Returns the tree of which `placed` made arrays `[D, ...]`, here. All processes must call it together."""
+        """Undoes `placed`. All processes must call it together."""
         if not self.divided:
             return self.local(tree)
         return jax.tree.map(lambda x: x.addressable_data(0), _reduction(self.mesh, _undivided)(tree))

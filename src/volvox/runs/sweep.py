@@ -409,7 +409,7 @@ class Sweep:
 
 
 def _runs(study: Any) -> dict[str, list[Any]]:
-    """Returns a dict from the name of a run to its trials, except those that diverged."""
+    """Returns the trials of each run by its name, without those that diverged."""
     found: dict[str, list[Any]] = {}
     for trial in study.trials:
         if "run" in trial.user_attrs and trial.state.name != "FAIL":
