@@ -177,8 +177,9 @@ def learn(
       pbt: Population-based training of several learners in one process, whose settings must be equal.
       chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
-      devices: Devices that learn together as one program. Several learners are divided among them and exchange
-        nothing, so their number is a multiple of the devices. With one learner, each device has `env.num_envs`
+      devices: Devices that learn together as one program. Several learners are divided among them and share no
+        gradients, so their number is a multiple of the devices. The first device makes the initial state of all
+        learners, so it needs the memory for that. With one learner, each device has `env.num_envs`
         environments of its own: N devices learn as one device with N times the environments, and numbers of
         environments, timesteps, frames and transitions in the settings are totals over all devices. None: all devices
         of all processes, if `volvox.distributed.initialize` was called in several processes; otherwise one device.
@@ -755,9 +756,8 @@ class NotFinite(FloatingPointError):
       learners: Their numbers.
     """
 
-    def __init__(
-        self, message: str, learners: Sequence[int] = ()
-    ):  # unpickling passes the message, and then sets `learners`
+    def __init__(self, message: str, learners: Sequence[int] = ()):
+        # Unpickling passes the message alone, and then sets `learners`.
         super().__init__(message)
         self.learners = learners
 
