@@ -5,7 +5,8 @@
 
 - ppo: learners with two layers of 64 on pure-JAX CartPole, 51,200 timesteps each. Runs in turn compile one after the
   other here, as runs in processes of their own do; within one process they share the program.
-- td3: learners with two layers of 256 on HalfCheetah of envpool, one update for each timestep.
+- td3: learners with two layers of 256 on HalfCheetah of envpool, one update for each timestep. The matmuls of an update
+  alone bound the rate of all learners together (`td3.py`).
 - a3c: learners with 16 environments each on Pong of envpool against one learner with the environments of all. The
   parts of both are timed by `vx.profile`.
 - rejax: rejax's PPO by vmap with the same settings, in the Python given.
@@ -24,6 +25,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from parts import machine, show
+from td3 import Options as TD3Options
+from td3 import floor
 
 import volvox as vx
 
@@ -120,7 +123,11 @@ def measure_all(options: Options) -> dict[str, Any]:
         figures["rejax"] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
         figures["ppo_over_rejax"] = figures["ppo"]["timesteps_per_s_all"] / figures["rejax"]["timesteps_per_s_all"]
     if "td3" in options.parts:
+        matmuls = floor(TD3Options(), observation=17, action=6)
+        floors = [matmuls() for _ in range(options.turns)]
         figures["td3"] = measure_in_turn(td3, options, options.td3_learners)
+        floors += [matmuls() for _ in range(options.turns)]
+        figures["td3"] |= {"floor_updates_per_s": statistics.median(floors), "floor_range": [min(floors), max(floors)]}
     if "a3c" in options.parts:
         figures["a3c"] = measure(a3c, options, options.a3c_learners) | {"profiles": profiles(options)}
     return figures
