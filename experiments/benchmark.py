@@ -11,7 +11,8 @@ the reference are derived from those of volvox, so constants are equal; `lag` an
 
 Protocol: about every twentieth of a run, both sides play 20 new episodes with the likeliest actions. Curves are
 interpolated at 20 equally spaced timesteps. A run's area is the mean of its curve, and its final score the mean of the
-last two points. Seconds include compilation, and exclude evaluations and the start of the process.
+last two points. Seconds are the median of the runs that were measured. They include compilation, and exclude evaluations and the start
+of the process.
 
 `draw` writes `small.json`, `small.png` and `small.md` to `--out`.
 """
@@ -500,8 +501,8 @@ def lines(rows: dict[str, dict[str, Any]]) -> list[str]:
             for score in ("final", "area"):
                 mean, low, high = map(number, found[side][score])
                 cell[f"{side}, {score}"] = f"{mean} [{low}, {high}]"
-            seconds = found[side]["seconds"]
-            cell[f"{side}, seconds"] = "not measured" if None in seconds else f"{np.median(seconds):.0f}"
+            seconds = [x for x in found[side]["seconds"] if x is not None]
+            cell[f"{side}, seconds"] = f"{np.median(seconds):.0f}" if seconds else "not measured"
         cell["p (final, area)"] = f"{found['p_values']['final']:.2g}, {found['p_values']['area']:.2g}"
         cells.append(cell | {"as the reference": f"**{found['as_reference']}**"})
     return table(columns, cells)
