@@ -1,6 +1,6 @@
 """Runs: training, run directories, loading, profiling, tuning, sweeps, the zoo, loggers, and export."""
 
-from volvox.runs import zoo
-from volvox.runs.train import log_arrays
+import lazy_loader
 
-__all__ = ["log_arrays", "zoo"]
+# Training does not need safetensors, which the zoo reads.
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["zoo"], submod_attrs={"train": ["log_arrays"]})
