@@ -36,7 +36,7 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
             return carry + 1, spec.action_low + each * (spec.action_high - spec.action_low)
         return carry + 1, spread % spec.num_actions
 
-    chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory), None, None), groups)
+    chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory)), groups)
     state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
     state, _ = jax.block_until_ready(chunk(state, (), 10))
     began, beats = time.perf_counter(), 0

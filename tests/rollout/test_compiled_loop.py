@@ -117,7 +117,7 @@ def test_order_holds_without_conditionals():
     def work(carry, memory, constants, g):
         return carry, jax.lax.fori_loop(0, carry % 2 + 1, lambda i, m: jnp.tanh(m @ m), memory)
 
-    chunk = traced(Stages(act, work, None, None), groups)
+    chunk = traced(Stages(act, work), groups)
     envs = tuple(group.init() for group in groups)
     state = LoopState(envs, jnp.int32(0), jnp.eye(64))
     text = chunk.func.lower(state, (), 1, **chunk.keywords).compile().as_text()

@@ -32,12 +32,8 @@ def work(carry, memory, constants, g):
     return carry, memory + carry[0]
 
 
-def remaining(carry):
-    return carry[0] < 50
-
-
-STAGES = Stages(act, work, None, None)
-FINITE = Stages(act, work, None, remaining)
+STAGES = Stages(act, work)
+FINITE = Stages(act, work, lambda carry, g: carry[0] < 50)
 
 
 def begin():
@@ -145,16 +141,16 @@ def test_rounds_of_several_beats():
     loop.close()
 
 
-def test_standing_is_reset_when_the_loop_moves():
+def test_the_continuation_is_reset_when_the_loop_moves():
     loop = opened()
     run = loop.run(*begin(), rounds_left=rounds_until(8))
-    loop.standing = "here"
+    loop.continuation = "here"
     next(run)  # only now the loop moves
-    assert loop.standing is None
+    assert loop.continuation is None
     for change in (loop.restart, loop.close, lambda: loop.open(1)):
-        loop.standing = "here"
+        loop.continuation = "here"
         change()
-        assert loop.standing is None
+        assert loop.continuation is None
     loop.close()
 
 

@@ -56,7 +56,7 @@ def loop(clock):
             return group.recv(state)
 
         groups.append(group._replace(recv=recv, traceable=False))
-    loop = Loop(Stages(act, work, None, None, finish), lambda seed: tuple(groups), beats_per_round=BEATS)
+    loop = Loop(Stages(act, work, finish=finish), lambda seed: tuple(groups), beats_per_round=BEATS)
     loop.open(0)
     return loop
 

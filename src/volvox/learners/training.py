@@ -534,7 +534,7 @@ class Training:
         if after // self.pbt.every > before // self.pbt.every and scores is not None:
             key = jax.random.key(seed_of(state.key, state.timesteps, 2))
             parents, numbers = self.pbt.exchange(key, jnp.asarray(scores), state.numbers)
-            devices, (_, acting, learning) = self.loop.devices, self.loop.standing
+            devices, (_, acting, learning) = self.loop.devices, self.loop.continuation
 
             def copies(tree: ArrayTree) -> Any:
                 return devices.placed(pick(devices.whole(tree), parents))
@@ -613,7 +613,7 @@ class Training:
             kept, learned = kept._replace(episodes=episodes), learned._replace(metrics=gathered)
             if not devices.agree(getattr(learning, "params", ())):
                 raise ValueError("devices have learned different parameters: sum gradients over env.axis.")
-        loop.standing = learned, acting, learning
+        loop.continuation = learned, acting, learning
         new = state._replace(acting=kept, learning=learned)
         if devices.mesh is None and all(group.resumable for group in loop.groups):
             return new._replace(envs=copied(loop.envs))
@@ -622,8 +622,8 @@ class Training:
     def opened(self, state: LearnState, monitor: Monitor) -> tuple[bool, Acting, Any]:
         """Opens the environments of the state; returns (whether they were open, acting, learning) on devices."""
         loop, devices = self.loop, self.loop.devices
-        if loop.standing is not None and loop.standing[0] is state.learning:
-            return True, *loop.standing[1:]
+        if loop.continuation is not None and loop.continuation[0] is state.learning:
+            return True, *loop.continuation[1:]
         if self.stops(monitor, {"phase": "compiling"}):
             raise Interrupted("before the loop was compiled")
         if state.envs and devices.mesh is None:

@@ -38,7 +38,7 @@ from volvox.types import Array, ArrayTree, ByValue, EnvGroup, TimeStep
 
 Monitor = Callable[[dict[str, Any]], bool | None]
 """Progress figures of a step -> whether to stop the step."""
-_MAX_ROUNDS = 2**20  # of one chunk
+_MAX_ROUNDS_PER_CHUNK = 2**20
 
 
 class Stages(NamedTuple):
@@ -51,8 +51,8 @@ class Stages(NamedTuple):
       act: (carry, memory, constants, g, timestep) -> (carry, action `[B, ...]`).
       work: (carry, memory, constants, g) -> (carry, memory). Its computations must depend on an integer scalar of
         `carry`, such as a counter: this dependence makes them wait for `send`.
-      active: (carry, g) -> bool: whether the group is stepped in this beat. None: always.
-      remaining: carry -> bool: whether work remains. None: always.
+      active: (carry, g) -> bool: whether the group is stepped in this beat. The run ends when no group is active. None:
+        groups are always active.
       finish: (carry, memory, constants) -> (carry, memory), called at the end of each round. The rule of `work` holds.
       episode_keys: (carry, constants, g) -> (where bool `[B]`, keys `[B]`), for `EnvGroup.rekey` before each `recv`:
         the environments that begin an episode, and the keys of these episodes. None: environments continue with their
@@ -66,7 +66,6 @@ class Stages(NamedTuple):
     act: Callable[[ArrayTree, ArrayTree, ArrayTree, int, TimeStep], tuple[ArrayTree, Array]]
     work: Callable[[ArrayTree, ArrayTree, ArrayTree, int], tuple[ArrayTree, ArrayTree]]
     active: Callable[[ArrayTree, int], Array] | None = None
-    remaining: Callable[[ArrayTree], Array] | None = None
     finish: Callable[[ArrayTree, ArrayTree, ArrayTree], tuple[ArrayTree, ArrayTree]] | None = None
     episode_keys: Callable[[ArrayTree, ArrayTree, int], tuple[Array, Array]] | None = None
     due: np.ndarray | None = None
@@ -88,7 +87,7 @@ class LoopState(NamedTuple):
 
 
 RunChunk = Callable[[LoopState, ArrayTree, int], tuple[LoopState, Any]]
-"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends after `rounds`, or if no work remains."""
+"""(state, constants, rounds) -> (state, rounds done). Donates `state`; ends early if no group is active."""
 
 
 def traced(
@@ -103,7 +102,7 @@ def traced(
       devices: The devices that run the loop as one program.
 
     Returns:
-      A `RunChunk`: a `functools.partial` whose `func` is the `jax.jit` function, for tests that read its program.
+      A `RunChunk`.
     """
 
     def beat(state: LoopState, constants, zero) -> LoopState:
@@ -143,7 +142,7 @@ def traced(
     def rounds_of(state: LoopState, constants: ArrayTree, rounds: Array | int, zero: Array):
         def unfinished(loop):
             done, state = loop
-            return (done < rounds) & (True if stages.remaining is None else stages.remaining(state.carry))
+            return (done < rounds) & _any_active(stages, len(groups), state.carry)
 
         def body(loop):
             done, state = loop
@@ -186,7 +185,7 @@ def driven(
     def run(state, constants, rounds):
         envs, carry, memory = list(state.envs), state.carry, state.memory
         done = 0
-        while done < rounds and calls.remaining(carry):
+        while done < rounds and calls.any_active(carry):
             for g, due in turns:
                 if calls.active(carry, g):
                     envs[g], timestep = calls.recv(g, envs[g], carry, constants)
@@ -199,6 +198,11 @@ def driven(
         return LoopState(tuple(envs), carry, memory), done
 
     return run
+
+
+def _any_active(stages: Stages, num_groups: int, carry: ArrayTree) -> Any:
+    """Returns whether any group is stepped in the next beat."""
+    return stages.active is None or jnp.stack([stages.active(carry, g) for g in range(num_groups)]).any()
 
 
 def _turns(stages: Stages, num_groups: int, beats_per_round: int) -> list[tuple[int, bool]]:
@@ -224,7 +228,7 @@ class Calls:
         self.work = [compiled(partial(work, g), 0, 1) for g in indices]
         self.finish = compiled(stages.finish, 0, 1) if stages.finish else lambda carry, memory, _: (carry, memory)
         self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
-        self.remaining = jax.jit(stages.remaining) if stages.remaining else lambda carry: True
+        self.any_active = jax.jit(partial(_any_active, stages, len(groups))) if stages.active else lambda carry: True
         self.send = [compiled(group.send) if group.traceable else group.send for group in groups]
         self._recv = [compiled(group.recv) if group.traceable else group.recv for group in groups]
         self._groups, self._stages = groups, stages
@@ -244,40 +248,40 @@ class _Act:
     """
 
     def __init__(self, stages: Stages, g: int, devices: Devices):
-        def function(carry: ArrayTree, given: tuple[ArrayTree, ArrayTree], timestep: TimeStep) -> Any:
-            memory, constants = given
-            return stages.act(carry, memory, constants, g, timestep)
-
-        self._function = devices.mapped(function)
+        self._function = devices.mapped(
+            lambda carry, operands, timestep: stages.act(carry, operands[0], operands[1], g, timestep)
+        )
         self._programs: dict[Any, tuple[list[int], Any]] = {}
-        self._given: Any = None
+        self._operands: Any = None  # memory and constants of the last call
+        self._read: list[Array] = []
+        self._compiled: Any = None
 
     def __call__(self, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, timestep: TimeStep) -> Any:
-        if self._given is None or self._given[0] is not memory or self._given[1] is not constants:
-            self._given = memory, constants
-            leaves, structure = jax.tree.flatten(self._given)
+        if self._operands is None or self._operands[0] is not memory or self._operands[1] is not constants:
+            self._operands = memory, constants
+            leaves, structure = jax.tree.flatten(self._operands)
             key = (structure, *map(np.shape, leaves))
             if key not in self._programs:
                 self._programs[key] = self._program(carry, timestep)
-            places, self._compiled = self._programs[key]
-            self._read = [leaves[i] for i in places]
+            indices, self._compiled = self._programs[key]
+            self._read = [leaves[i] for i in indices]
         return self._compiled(carry, self._read, timestep)
 
     def _program(self, carry: ArrayTree, timestep: TimeStep) -> tuple[list[int], Any]:
         """Returns (indices of the leaves that are read, the compiled function)."""
-        leaves, structure = jax.tree.flatten(self._given)
-        jaxpr = jax.make_jaxpr(self._function)(carry, self._given, timestep).jaxpr
+        leaves, structure = jax.tree.flatten(self._operands)
+        jaxpr = jax.make_jaxpr(self._function)(carry, self._operands, timestep).jaxpr
         used = {id(x) for x in (*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars))}
         first, shapes = len(jax.tree.leaves(carry)), jax.eval_shape(lambda x: x, leaves)
-        places = [i for i in range(len(leaves)) if id(jaxpr.invars[first + i]) in used]
+        indices = [i for i in range(len(leaves)) if id(jaxpr.invars[first + i]) in used]
 
         def act(carry: ArrayTree, read: list[Array], timestep: TimeStep) -> Any:
-            given: list[Any] = list(shapes)
-            for i, x in zip(places, read, strict=True):
-                given[i] = x
-            return self._function(carry, jax.tree.unflatten(structure, given), timestep)
+            operands: list[Any] = list(shapes)
+            for i, x in zip(indices, read, strict=True):
+                operands[i] = x
+            return self._function(carry, jax.tree.unflatten(structure, operands), timestep)
 
-        return places, jax.jit(act, donate_argnums=0)
+        return indices, jax.jit(act, donate_argnums=0)
 
 
 def _keyed(
@@ -305,9 +309,8 @@ class Loop:
         makes them.
       groups: The groups, as many as one device has; () while closed.
       envs: The environments' states between two chunks, one per group. The next chunk donates them.
-      run_chunk: The form of the loop that is used; tests read its compiled program.
-      standing: Set by the caller, to recognise the state from which the loop can continue. It is reset to None
-        when the environments step.
+      run_chunk: The form of the loop that is used; None while closed.
+      continuation: (learning, carry, memory) from which the loop can continue, set by the caller; None after a step.
     """
 
     def __init__(
@@ -329,13 +332,16 @@ class Loop:
           chunk_seconds: Approximate duration of a chunk: the interval at which progress and interrupts are checked.
           devices: The devices that run the loop as one program, each with groups of its own.
         """
-        self.stages, self.make_groups, self.devices = stages, make_groups, devices
-        self.beats_per_round, self._chunk_seconds = beats_per_round, chunk_seconds
+        self.stages = stages
+        self.make_groups = make_groups
+        self.beats_per_round = beats_per_round
+        self.devices = devices
+        self._chunk_seconds = chunk_seconds
         self.groups: tuple[EnvGroup, ...] = ()
         self.envs: tuple[ArrayTree, ...] = ()
         self.run_chunk: Any = None
-        self.standing: Any = None
-        self._rounds = 1  # of the next chunk
+        self.continuation: Any = None
+        self._rounds_per_chunk = 1
 
     def open(self, seed: int, envs: tuple[ArrayTree, ...] = ()) -> None:
         """Makes new environments, and closes the old ones.
@@ -356,7 +362,7 @@ class Loop:
 
     def restart(self, seed: int | None = None) -> None:
         """Drops all episodes and begins new ones in the same environments, seeded by `seed` where they can be."""
-        self.standing, envs = None, []
+        self.continuation, envs = None, []
         for group, env in zip(self.groups, self.envs, strict=True):
             recv = jax.jit(group.recv) if group.traceable else group.recv
             env, _ = jax.block_until_ready(recv(env))  # the actions in flight must land first
@@ -380,23 +386,23 @@ class Loop:
           memory: The large state.
           constants: The state that no stage changes.
           rounds_left: carry -> rounds that may still be run. It is asked before each chunk, and 0 ends the run. None:
-            the run ends when no work remains (`Stages.remaining`).
+            the run ends when no group is active (`Stages.active`).
 
         Yields:
-          (state after the chunk, rounds of the chunk); the last chunk may have no rounds, if no work remained.
+          (state after the chunk, rounds of the chunk); the last chunk may have no rounds, if no group was active.
         """
-        while (left := _MAX_ROUNDS if rounds_left is None else rounds_left(carry)) > 0:
-            self.standing = None
-            began, rounds = time.perf_counter(), min(self._rounds, left)
+        while (left := _MAX_ROUNDS_PER_CHUNK if rounds_left is None else rounds_left(carry)) > 0:
+            self.continuation = None
+            began, rounds = time.perf_counter(), min(self._rounds_per_chunk, left)
             state, done = self.run_chunk(LoopState(self.envs, carry, memory), constants, rounds)
             done = int(self.devices.local(done))
             # The maximum, so that all make chunks of one length.
             seconds = self.devices.max_over_processes(time.perf_counter() - began)
             self.envs, carry, memory = state
-            if done == self._rounds:  # the duration of a chunk that was cut short says little about a round
+            if done == self._rounds_per_chunk:  # the duration of a chunk that was cut short says little about a round
                 # Towards chunks of the wanted length, at most doubling: the first chunks include compilation.
                 factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
-                self._rounds = min(max(1, int(self._rounds * factor)), _MAX_ROUNDS)
+                self._rounds_per_chunk = min(max(1, int(self._rounds_per_chunk * factor)), _MAX_ROUNDS_PER_CHUNK)
             yield state, done
             if done < rounds:
                 return
@@ -405,7 +411,7 @@ class Loop:
         """Frees the environments and their threads; `open` makes others."""
         for group in self.groups:
             group.close()
-        self.groups, self.envs, self.run_chunk, self.standing = (), (), None, None
+        self.groups, self.envs, self.run_chunk, self.continuation = (), (), None, None
 
 
 @jax.jit  # one call instead of one for each array
@@ -419,7 +425,8 @@ def seed_of(key: Array, *numbers: int) -> int:
 
     Args:
       key: A typed key, or raw key data.
-      *numbers: Non-negative integers, for example a generation; zeros at the end make no difference.
+      *numbers: Non-negative integers, for example a generation. Zeros at the end make no difference as long as key and
+        numbers have at most four words together; a key has two, or four with `rbg`.
 
     Returns:
       The seed.
@@ -454,8 +461,9 @@ def time_parts(
       Seconds per timestep of one environment, as means over whole rounds: emulators (from `send` to `recv`, while all
       threads step one group), `act`, and `work` with `finish`.
     """
-    calls, num_groups = Calls(loop.stages, loop.groups, loop.devices), len(loop.groups)
-    turns, group_size = _turns(loop.stages, num_groups, loop.beats_per_round), loop.groups[0].num_envs
+    num_groups, group_size = len(loop.groups), loop.groups[0].num_envs
+    calls = Calls(loop.stages, loop.groups, loop.devices)
+    turns = _turns(loop.stages, num_groups, loop.beats_per_round)
     spent: dict[str, list[float]] = {}
 
     def timed(part: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -469,7 +477,7 @@ def time_parts(
 
     received = [calls.recv(g, env, carry, constants) for g, env in enumerate(loop.envs)]
     rounds, end = -untimed_rounds, 0.0
-    while rounds < 1 or (time.perf_counter() < end and calls.remaining(carry)):
+    while rounds < 1 or (time.perf_counter() < end and calls.any_active(carry)):
         if rounds in (-untimed_rounds, 0):
             spent, end = {"emulators": [], "acting": [], "working": []}, time.perf_counter() + seconds
         for g, due in turns:

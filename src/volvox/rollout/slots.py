@@ -170,13 +170,8 @@ def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, mem
 
 
 def active(carry: Carry, g: int) -> Array:
-    """Whether a slot of group `g` has an episode to play."""
+    """Whether a slot of group `g` has an episode to play. As long as entries wait, a slot of some group has one."""
     return (carry.slots[g].entry >= 0).any()
-
-
-def remaining(carry: Carry) -> Array:
-    """Whether a slot of any group has an episode to play; as long as entries wait, one has."""
-    return jnp.stack([active(carry, g) for g in range(len(carry.slots))]).any()
 
 
 def episode_keys(carry: Carry, constants: Constants, g: int) -> tuple[Array, Array]:
@@ -199,7 +194,7 @@ class Rollout:
 
     def stages(self) -> Stages:
         """Returns the stages of the loop, over `Carry`, `Memory` and `Constants`."""
-        return Stages(self.act, self.work, active, remaining, episode_keys=episode_keys)
+        return Stages(self.act, self.work, active, episode_keys=episode_keys)
 
     def begin(self, memory: Memory, constants: Constants, num_groups: int, group_size: int) -> tuple[Carry, Memory]:
         """Hands the first entries to the slots and decodes their members; before the first beat.
