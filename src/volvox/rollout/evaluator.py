@@ -19,7 +19,7 @@ from volvox._checks import size_of
 from volvox.population.decoding import Encoding, Member, encoding
 from volvox.population.noise import Noise
 from volvox.rollout import slots as in_slots
-from volvox.rollout.behaviors import Behavior, Nothing
+from volvox.rollout.behaviors import Behavior
 from volvox.rollout.loop import Loop, Monitor, seed_of, time_parts
 from volvox.rollout.slots import Carry, Constants, Memory, Rollout
 from volvox.types import Array, ArrayTree, Env, Evaluation, Genotype, Interrupted, Population, zeros
@@ -73,18 +73,15 @@ class PopulationEvaluator:
           genotype: The network.
           noise: The source of noise.
           env: The environments; its `num_envs` is the number of slots.
-          behavior: The record of each training and validation episode.
+          behavior: The record of each episode.
           capacity: The largest number of episodes of an evaluation. It is a shape, so another capacity is compiled
             anew; the size of the population is not a shape.
           chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
         """
         self._genotype, self._noise, self._env, self._chunk_seconds = genotype, noise, env, chunk_seconds
         self._capacity = capacity
-        self._rollouts = {False: Rollout(genotype, behavior), True: Rollout(genotype, Nothing())}
-        self._begin = {
-            test: jax.jit(rollout.begin, static_argnums=(2, 3), donate_argnums=0)
-            for test, rollout in self._rollouts.items()
-        }
+        self._rollout = Rollout(genotype, behavior)
+        self._begin = jax.jit(self._rollout.begin, static_argnums=(2, 3), donate_argnums=0)
         self._loops: dict[tuple[bool, int, bool], Loop] = {}  # by test, max_episode_steps, formed
         self._slots: tuple[ArrayTree, ...] | None = None
 
@@ -117,7 +114,7 @@ class PopulationEvaluator:
           max_episode_steps: Cutoff of episodes, timesteps.
           seed: Seed of the episodes; on environments without keys it seeds `EnvGroup.restart`.
           pool_seed: Seed of the environments if they must be made.
-          test: Play test episodes: no behaviour is recorded, and the loop is driven from Python.
+          test: Play test episodes: the loop is driven from Python.
           part: Places of the members in a larger population, see `make_queue`; None: the population is whole.
           lineage: Ignored; evaluators in other processes rebuild the bases from it.
           monitor: Called about once a second with a dict of progress figures; True stops the rollout.
@@ -211,7 +208,7 @@ class PopulationEvaluator:
                 self._slots = None  # frees the old slots before new ones are allocated
                 self._slots = tuple(zeros(slot, group_size) for _ in range(num_groups))
             make = functools.partial(self._env.make, max_episode_steps=max_episode_steps, host=test)
-            loop = Loop(self._rollouts[test].stages(), make, chunk_seconds=self._chunk_seconds)
+            loop = Loop(self._rollout.stages(), make, chunk_seconds=self._chunk_seconds)
             self._loops[test, max_episode_steps, formed] = loop
             loop.open(pool_seed)
         if part is None:
@@ -221,9 +218,9 @@ class PopulationEvaluator:
         key = jax.random.key(seed)
         queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
         constants: Constants = (queue, population.bases, encoding)
-        vectors = jnp.zeros((self._capacity, self._rollouts[test].behavior.size), jnp.float32)
+        vectors = jnp.zeros((self._capacity, self._rollout.behavior.size), jnp.float32)
         assert self._slots is not None  # made with the first loop
-        carry, memory = self._begin[test]((self._slots, vectors), constants, num_groups, group_size)
+        carry, memory = self._begin((self._slots, vectors), constants, num_groups, group_size)
         self._slots = memory[0]
         return loop, carry, memory, constants
 
