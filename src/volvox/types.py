@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 Array = jax.Array
 ArrayTree = Any
@@ -220,14 +221,12 @@ class Axis:
         """Returns the sums of the leaves over all devices, by one collective operation for each dtype."""
         if self.name is None:
             return tree
-        leaves, structure = jax.tree.flatten(tree)
-        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
         for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
             indices = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-            total = jax.lax.psum(jnp.concatenate([leaves[i].ravel() for i in indices]), self.name)
-            ends = np.cumsum([leaves[i].size for i in indices])[:-1]
-            for i, part in zip(indices, jnp.split(total, ends), strict=True):
-                leaves[i] = part.reshape(leaves[i].shape)
+            vector, unravel = ravel_pytree([leaves[i] for i in indices])
+            for i, total in zip(indices, unravel(jax.lax.psum(vector, self.name)), strict=True):
+                leaves[i] = total
         return jax.tree.unflatten(structure, leaves)
 
     def mean(self, tree: ArrayTree) -> ArrayTree:

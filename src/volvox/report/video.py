@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +17,9 @@ from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
 
 from volvox._checks import integer
 from volvox.envs.envpool_tasks import color_screen
-from volvox.ops.batching import where_rows
 from volvox.report.plots import new_figure
-from volvox.types import ArrayTree, Env, Policy
+from volvox.rollout.scoring import act
+from volvox.types import ArrayTree, Env, EnvGroup, Policy
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
@@ -85,8 +86,9 @@ def record_video(
     path.parent.mkdir(parents=True, exist_ok=True)
     # ffmpeg takes the start of relative paths such as "pong:0" or "-x" for something else.
     unfinished = path.absolute().with_name(f".unfinished-{os.getpid()}-{path.name}")
-    apply, mode, groups = jax.jit(jax.vmap(policy.apply)), jax.jit(jax.vmap(policy.mode)), []
-    begin = jax.tree.map(lambda x: jnp.stack([x] * n), policy.initial_state(1))
+    greedy = jax.jit(jax.vmap(partial(act, policy, False, None)))
+    recurrent = jax.tree.map(lambda x: jnp.stack([x] * n), policy.initial_state(1))
+    groups: list[EnvGroup] = []
     encoder: Any = None
     with contextlib.ExitStack() as stack:
         stack.callback(unfinished.unlink, missing_ok=True)
@@ -100,7 +102,7 @@ def record_video(
                 f"{spec.name} cannot be drawn, and its observations are no uint8 images [height, width, stack]: give "
                 "from_functions the argument render, or a class of Gymnasium the argument render_mode"
             )
-        states, recurrent = [group.init() for group in groups], begin
+        states = [group.init() for group in groups]
         returns, length, done, shown = np.zeros(n), 0, np.zeros(n, bool), None
         with contextlib.suppress(BrokenPipeError):  # ffmpeg failed; its exit code is checked below
             while not done.all():
@@ -122,11 +124,9 @@ def record_video(
                 length += int(not np.asarray(step.first)[~done].all())
                 done = done | np.asarray(step.terminated) | np.asarray(step.truncated)
                 if not done.all():
-                    recurrent = where_rows(jnp.asarray(step.first), begin, recurrent)
-                    observation = jax.tree.map(lambda x: jnp.asarray(x)[:, None], step.observation)
-                    output, recurrent = apply(variables, observation, recurrent)
-                    action = mode(output)[:, 0]
-                    states = [group.send(x, action) for group, x in zip(groups, states, strict=True)]
+                    batches = jax.tree.map(lambda x: jnp.asarray(x)[:, None], step._replace(extras={}))
+                    action, recurrent = greedy(variables, batches, recurrent)
+                    states = [group.send(x, action[:, 0]) for group, x in zip(groups, states, strict=True)]
         assert encoder is not None
         _, errors = encoder.communicate()
         if encoder.returncode != 0:

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from volvox.ops.batching import where_rows
-from volvox.rollout.scoring import Actor
+from volvox.rollout.scoring import Actor, act
 from volvox.runs.config import from_json, to_json
 from volvox.runs.directory import versions
 from volvox.types import Array, ArrayTree, EnvSpec, Policy
@@ -146,12 +146,8 @@ class ExportedPolicy(Actor):
 
         self.policy = Policy(lambda key: (), initial_state, apply, sample, lambda output: output, header["config"])
         super().__init__(self.policy, (), from_json(header["spec"]))
-        self._compiled = compiled
-
-    def __call__(self, observation: Any, first: Any = None) -> np.ndarray:
-        """Returns the likeliest actions; see `volvox.Actor`."""
-        with jax.disable_jit(not self._compiled):
-            return super().__call__(observation, first)
+        if not compiled:
+            self._act = partial(act, self.policy, False, None)
 
 
 def is_exported(path: str | os.PathLike[str]) -> bool:

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from volvox._checks import import_extra
+from volvox.ops.flat import by_path
 from volvox.report.files import ELITE, read_config, write_file
 from volvox.runs.config import to_json
 from volvox.runs.directory import provenance
@@ -173,5 +174,4 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def _named(variables: ArrayTree) -> dict[str, Any]:
     """Returns the leaves by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(variables)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
+    return {".".join(path): x for path, x in by_path(variables).items()}
