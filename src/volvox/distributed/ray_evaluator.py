@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import import_extra, integer, number
+from volvox._checks import import_extra, integer
 from volvox.population.decoding import Encoding, Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
 from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population
@@ -62,14 +62,12 @@ class RaySettings:
       num_actors: Number of actors. `"nodes"`: one on each machine of the cluster that has CPUs, including machines that
         join between two evaluations. `"gpus"`: one for each GPU. 1 or None evaluates in this process, without Ray.
       num_cpus_per_actor: CPUs that Ray reserves for an actor. None: all of the machine for `"nodes"`, otherwise 1.
-      num_gpus_per_actor: GPUs that Ray reserves for an actor; always 1 for `"gpus"`.
       address: Address of the cluster, such as `"10.0.0.1:6379"`. None: `RAY_ADDRESS`, or a cluster that runs on this
         machine, or a new local one.
     """
 
     num_actors: int | Literal["nodes", "gpus"] | None = "nodes"
     num_cpus_per_actor: int | None = None
-    num_gpus_per_actor: float = 0
     address: str | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +76,6 @@ class RaySettings:
             integer("num_actors", self.num_actors, low=1)
         if self.num_cpus_per_actor is not None:
             integer("num_cpus_per_actor", self.num_cpus_per_actor, low=1)
-        number("num_gpus_per_actor", self.num_gpus_per_actor, low=0)
 
     def evaluator(self, make_local: Callable[[], Any], num_slots: int, chunk_seconds: float) -> Any:
         """Returns the evaluator of a population; no actor starts before its first evaluation.
@@ -117,23 +114,22 @@ class RaySettings:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        count, num_cpus, num_gpus = self.num_actors, self.num_cpus_per_actor, self.num_gpus_per_actor
+        count, num_cpus = self.num_actors, self.num_cpus_per_actor
         if count == "nodes":
             nodes = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
             return {
                 node: {
                     "num_cpus": num_cpus or cpus,
-                    "num_gpus": num_gpus,
                     "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
                 }
                 for node, cpus in nodes.items()
                 if cpus
             }
+        options = {"num_cpus": num_cpus or 1, "num_gpus": int(count == "gpus"), "scheduling_strategy": "SPREAD"}
         if count == "gpus":
-            count, num_gpus = int(ray.cluster_resources().get("GPU", 0)), 1
+            count = int(ray.cluster_resources().get("GPU", 0))
             if not count:
                 raise ValueError("num_actors='gpus', but the cluster has no GPUs")
-        options = {"num_cpus": num_cpus or 1, "num_gpus": num_gpus, "scheduling_strategy": "SPREAD"}
         return dict.fromkeys(range(int(count or 1)), options)
 
     def run(self, function: Callable[[Any], Any], next_job: Callable[[], Any]) -> Generator[tuple[Any, Any]]:
