@@ -275,7 +275,7 @@ def _pool_group(spec: EnvSpec, num_envs: int, native: Any, *, host: bool, draws:
 
 
 def _time_step(first: Any, answer: Any, limit: int) -> TimeStep:
-    """Makes a time step of an answer of envpool; `limit` is the cutoff in timesteps."""
+    """Makes a timestep of an answer of envpool; `limit` is the cutoff in timesteps."""
     observation, reward, terminated, truncated, info = answer
     # `first` is known beforehand, but is made to depend on the answer: otherwise XLA could write it to a replay
     # before other reads of that row, and would copy the whole replay. `elapsed_step` is never negative.
@@ -497,14 +497,10 @@ def atari_game(config: Config) -> str | None:
 
 
 def known_scores(game: str | None) -> dict[str, float]:
-    """Returns the known scores of a game: of `random` play, of a `human`, and the `least` possible score.
-
-    The first two are those of `human_normalized`. The least is left out if rewards may be negative and no bound of
-    their sum is known. The result is empty for other games.
-    """
+    """Returns the scores of `random` play and of a `human` that `human_normalized` uses; {} for other games."""
     with Path(__file__).with_name("atari_scores.csv").open() as file:
         row = next((row for row in csv.DictReader(file) if row["game"] == game), {})
-    return {name: float(value) for name, value in row.items() if name != "game" and value}
+    return {name: float(value) for name, value in row.items() if name != "game"}
 
 
 def mujoco(
