@@ -132,24 +132,27 @@ def compare(
         methods.
 
     Raises:
-      ValueError: A directory holds no run, a run is given twice, methods have different tasks, a run lacks the metric
-        or `x`, or several tasks have no common scale.
+      ValueError: There are no methods, a directory holds no run, a run is given twice, methods have different tasks, a
+        run lacks the metric or `x`, `x` decreases, or the scores to normalise a task with are missing or equal.
     """
     if not methods:
         raise ValueError('give the runs of each method, such as {"ga": "runs/ga"}')
     notes: list[str] = []
     runs_of = {name: _read(name, paths, notes) for name, paths in methods.items()}
-    runs = [run for several in runs_of.values() for run in several]
-    if len({(run.path.resolve(), run.learner) for run in runs}) < len(runs):
-        raise ValueError(f"a run is given twice: {', '.join(str(run.path) for run in runs)}")
-    tasks, names = sorted({run.task for run in runs}), dict.fromkeys(run.method for run in runs)
+    runs = [run for runs_of_method in runs_of.values() for run in runs_of_method]
+    paths = [run.path.resolve() for run in runs if run.learner == 0]
+    if repeated := {str(path) for path in paths if paths.count(path) > 1}:
+        raise ValueError(f"runs are given twice: {', '.join(sorted(repeated))}")
+    tasks = sorted({run.task for run in runs})
+    names = dict.fromkeys(run.method for run in runs)
     if not all(runs_of.values()) or len({(run.method, run.task) for run in runs}) < len(names) * len(tasks):
-        played = {name: sorted({run.task for run in several}) for name, several in runs_of.items()}
+        played = {name: sorted({run.task for run in runs_of_method}) for name, runs_of_method in runs_of.items()}
         raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
     metric = _metric(runs, metric, x)
     scales = _scales(runs, tasks, normalize)
     curves_of = {(run.path, run.learner): _curve(run, x, metric) for run in runs}
-    begin, end = max(at[0] for at, _ in curves_of.values()), min(at[-1] for at, _ in curves_of.values())
+    begin = max(at[0] for at, _ in curves_of.values())
+    end = min(at[-1] for at, _ in curves_of.values())
     points = np.unique(np.concatenate([at for at, _ in curves_of.values()]))
     points = points[(points >= begin) & (points <= end)]
     points = points if len(points) <= _MAX_POINTS else np.linspace(begin, end, _MAX_POINTS)
@@ -162,20 +165,21 @@ def compare(
         return (np.stack(values_at_points, axis=-1) - low) / (high - low)
 
     samples = {name: [scores_of(name, task) for task in tasks] for name in names}
-    shared = {x: dict(set.intersection(*(set(run.settings.items()) for run in runs if run.method == x))) for x in names}
+    settings_of = {name: [set(run.settings.items()) for run in runs if run.method == name] for name in names}
+    shared = {name: dict(set.intersection(*settings)) for name, settings in settings_of.items()}
     common = set.intersection(*map(set, shared.values()))
-    differ = [x for x in runs[0].settings if x in common and len({one[x] for one in shared.values()}) > 1]
+    values_of = {key: {shared[name][key] for name in names} for key in runs[0].settings if key in common}
     curves = {name: interquartile_mean(*scores) for name, scores in samples.items()}
     curves = dict(sorted(curves.items(), key=lambda item: -item[1].value[-1]))
     final = {name: [scores[-1] for scores in samples[name]] for name in curves}
     rows = []
     for name, scores in final.items():
-        data = [run.columns for run in runs if run.method == name]
-        times = [np.nanmax(run["seconds"][run[x] <= end]) for run in data if "seconds" in run]
-        seconds = float(np.mean(times)) if len(times) == len(data) else None
-        row = {"method": name, "settings": {x.removeprefix("settings."): shared[name][x] for x in differ}}
-        row |= {"runs": len(data), **_named("score", interquartile_mean(*scores)), "seconds": seconds}
-        rows.append(row)
+        tables = [run.columns for run in runs if run.method == name]
+        times = [np.nanmax(columns["seconds"][columns[x] <= end]) for columns in tables if "seconds" in columns]
+        seconds = float(np.mean(times)) if len(times) == len(tables) else None
+        settings = {key.removeprefix("settings."): shared[name][key] for key in values_of if len(values_of[key]) > 1}
+        row = {"method": name, "settings": settings, "runs": len(tables), "seconds": seconds}
+        rows.append(row | _named("score", interquartile_mean(*scores)))
     chances = [
         {"method": a, "other": b, **_named("probability", probability_of_improvement(final[a], final[b]))}
         for a, b in (itertools.combinations(final, 2) if pairs else ())
@@ -241,18 +245,20 @@ def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
             notes.append(f"{path} diverged and is left out of {method!r}")
         else:
             rows = [{**row, "step": step} for step, row in enumerate(read_metrics(path / METRICS), start=1)]
-            config, several = read_config(path), metrics.num_learners(rows)
-            given = config["algorithm"].get("settings")
-            found.append((path, rows, config, given[:several] if isinstance(given, list) else [given] * several))
-    every = [one for *_, each in found for one in each]
-    distinct = [one for i, one in enumerate(every) if one not in every[:i]]
-    for path, rows, config, each in found:
+            config, num_learners = read_config(path), metrics.num_learners(rows)
+            saved = config["algorithm"].get("settings")
+            learners = saved[:num_learners] if isinstance(saved, list) else [saved] * num_learners
+            found.append((path, rows, config, learners))
+    distinct: list[Any] = []  # settings
+    for path, rows, config, learners in found:
         algorithm, task = config["algorithm"], metrics.task_of(config)
-        for i, one in enumerate(each):
-            name = f"{method}[{distinct.index(one)}]" if any(x != one for x in each) else method
-            own = metrics.of_learner(rows, i) if len(each) > 1 else rows
-            settings = flat_settings({**algorithm, **({} if one is None else {"settings": one})})
-            runs.append(_Run(name, path, i, algorithm, settings, task, own, metrics.columns(own)))
+        for i, settings in enumerate(learners):
+            if settings not in distinct:
+                distinct.append(settings)
+            name = f"{method}[{distinct.index(settings)}]" if any(x != settings for x in learners) else method
+            learner_rows = metrics.of_learner(rows, i) if len(learners) > 1 else rows
+            flat = flat_settings({**algorithm, **({} if settings is None else {"settings": settings})})
+            runs.append(_Run(name, path, i, algorithm, flat, task, learner_rows, metrics.columns(learner_rows)))
     return runs
 
 
