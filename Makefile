@@ -44,7 +44,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 $(NEWEST)/.installed: pyproject.toml
 	$(PYTHON_NEWEST) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable ".[test]"
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable ".[test,sweep]"
 	touch $@
 
 # Continues the run in RUN_DIR if there is one. Exit code 130 means that Ctrl-C ended the run and that it was saved. The

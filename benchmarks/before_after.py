@@ -1,6 +1,6 @@
 """Compares the speed of two checkouts: their benchmarks in turns, on one machine.
 
-    git worktree add ../before a9ac73f
+    git worktree add ../before <commit>
     python benchmarks/before_after.py --before ../before --pairs 5 --json
 
 Each pair runs a benchmark of the checkout before and of this one right after one another, in alternating order, each in
@@ -44,7 +44,7 @@ RATES = {
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Before and after."""
+    """Settings of the comparison."""
 
     before: Annotated[Path, Flag(help="checkout of the commit to compare with")]
     pairs: Annotated[int, Flag(help="runs of each checkout")] = 5
@@ -75,7 +75,7 @@ def compare(options: Options, name: str) -> dict[str, Any]:
     table = {}
     for figure in RATES[name]:
         before, after = ([run[figure] for run in runs[side]] for side in ("before", "after"))
-        ratios = [b / a for a, b in zip(before, after, strict=True)]
+        ratios = [new / old for old, new in zip(before, after, strict=True)]
         summary = {"median_ratio": median(ratios), "geometric_mean_ratio": geometric_mean(ratios)}
         summary |= {"ratio_of_best": max(after) / max(before), "range": [min(ratios), max(ratios)]}
         table[figure] = summary | {"before": before, "after": after}

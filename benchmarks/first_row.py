@@ -1,12 +1,13 @@
-"""How long a newcomer waits: importing, the first row of `make train` and of the README's lines, and a warm start.
+"""How long a newcomer waits for the import, and for the first row of metrics.
 
-Each is a process of its own, with a new folder for compiled programs (cold) or that of the process before (warm).
+The first row is that of `make train`, of the README's example, and of a population in pure JAX. Each is measured in a
+process of its own, with an empty folder for compiled programs (cold) or that of the process before (warm).
 
     python benchmarks/first_row.py --json --repeats 3
     python benchmarks/first_row.py --json --configurations 64
 
-With `--configurations`, only one process trains PPO on CartPole in that many configurations in turn, which differ in
-numbers, and another process does so with the programs of the first in the cache.
+With `--configurations`, only PPO on CartPole is measured: a process trains that many configurations in turn, which
+differ in numbers, and a second process does the same with the compiled programs of the first.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ import tyro
 from parts import machine, show
 
 ROOT = Path(__file__).parents[1]
-_IMPORTS = 10
-"""Imports that are timed; each is a process, after one that only reads the files."""
-IMPORT = "import time; t = time.perf_counter(); import volvox; print(time.perf_counter() - t)"
-PURE_JAX = """
+NUM_IMPORTS = 10
+"""Imports that are timed, each in a process of its own, after one that only reads the files."""
+IMPORT_SCRIPT = "import time; t = time.perf_counter(); import volvox; print(time.perf_counter() - t)"
+PURE_JAX_SCRIPT = """
 import sys
 import volvox as vx
 env = vx.envs.cartpole(num_envs=32, groups=2)
@@ -37,8 +38,7 @@ algorithm = vx.evolve(strategy, vx.networks.MLP(2, (16,)), env, max_episode_step
 vx.train(algorithm, steps=1, run_dir=sys.argv[1])
 """
 
-
-CONFIGURATIONS = """
+CONFIGURATIONS_SCRIPT = """
 import json, sys, time
 import volvox as vx
 seconds = []
@@ -69,7 +69,7 @@ class Options:
 
 
 def readme_lines() -> str:
-    """The README's ten lines, with a run directory that the command names."""
+    """The README's example up to `run.plot()`, with its run directory as the argument of the command."""
     lines = re.search(
         r"^    import volvox as vx\n(.*?)    run\.plot\(\)", (ROOT / "README.md").read_text(), re.M | re.S
     )
@@ -101,7 +101,7 @@ def first_row(command: list[str], cache: Path) -> float:
 
 
 def importing() -> float:
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", IMPORT_SCRIPT], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
@@ -110,7 +110,7 @@ def first_rows(configurations: int) -> dict[str, float]:
     figures = {}
     with tempfile.TemporaryDirectory() as cache:
         cached = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        command = [sys.executable, "-c", CONFIGURATIONS, str(configurations)]
+        command = [sys.executable, "-c", CONFIGURATIONS_SCRIPT, str(configurations)]
         for kind in ("cold", "warm"):
             done = subprocess.run(command, env={**os.environ, **cached}, capture_output=True, text=True, check=True)
             seconds = json.loads(done.stdout.splitlines()[-1])
@@ -128,9 +128,9 @@ def main() -> None:
     commands = {
         "make_train": [python, "experiments/atari_ga.py", "quick", "--run-dir"],
         "readme": [python, "-c", readme_lines()],
-        "pure_jax": [python, "-c", PURE_JAX],
+        "pure_jax": [python, "-c", PURE_JAX_SCRIPT],
     }
-    figures = {"import_seconds": [importing() for _ in range(_IMPORTS + 1)][1:]}
+    figures = {"import_seconds": [importing() for _ in range(NUM_IMPORTS + 1)][1:]}
     for name, command in commands.items():
         for _ in range(options.repeats):
             with tempfile.TemporaryDirectory() as cache:

@@ -34,7 +34,7 @@ from flax import linen as nn
 from launch import exit_code
 from matplotlib.figure import Figure
 from results_table import HERE, RESULTS, number, table
-from scores import interval, made_here, p_value
+from scores import hardware_and_date, interval, p_value
 
 import volvox as vx
 from volvox.report.files import write_file
@@ -454,7 +454,7 @@ def run(options: Run) -> int:
                     flush=True,
                 )
                 seconds = found["seconds"] if options.measure_time else None
-                found |= {"seconds": seconds, "settings": settings, "commit": revision(), **made_here()}
+                found |= {"seconds": seconds, "settings": settings, "commit": revision(), **hardware_and_date()}
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_file(path, json.dumps(found) + "\n")
                 shutil.rmtree(path.with_suffix(""), ignore_errors=True)
@@ -545,7 +545,7 @@ def draw(options: Draw) -> int:
             rows[row.name] = compare(row, runs)
     if not rows:
         raise ValueError(f"{options.run_dir} has no row with two complete runs of each side; run some first.")
-    about = {"episodes": NUM_EPISODES, "reference": REFERENCE, "versions": versions(), **made_here()}
+    about = {"episodes": NUM_EPISODES, "reference": REFERENCE, "versions": versions(), **hardware_and_date()}
     options.out.mkdir(parents=True, exist_ok=True)
     write_file(options.out / f"{options.size}.json", json.dumps({**about, "rows": rows}) + "\n")
     write_file(options.out / f"{options.size}.md", ABOUT.format(size=options.size, table="\n".join(lines(rows))))

@@ -22,7 +22,7 @@ import tyro
 from flax import linen as nn
 from launch import exit_code
 from results_table import RESULTS, table
-from scores import interval, made_here
+from scores import hardware_and_date, interval
 
 import volvox as vx
 from volvox.report.files import write_file
@@ -324,7 +324,7 @@ def main() -> int:
         print(name, shown(variants[name]["evaluated"][-1] or variants[name]["training"][-1]), flush=True)
         variants = {known: variants[known] for known in study.variants if known in variants}
         options.out.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps({"versions": versions(), **made_here(), "variants": variants}) + "\n")
+        write_file(path, json.dumps({"versions": versions(), **hardware_and_date(), "variants": variants}) + "\n")
     print("\n".join(lines(study, variants)))
     return 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 from launch import exit_code
-from scores import made_here, score_values
+from scores import hardware_and_date, score_values
 
 import volvox as vx
 from volvox.report.files import write_file
@@ -26,8 +26,8 @@ class Settings:
     """Scores of committed lineages.
 
     Attributes:
-      runs: directories under `experiments/results` with `elite.json` and `config.json`; default: those without an exact
-        score in a `score.json` of their own.
+      runs: directories under `experiments/results` with `elite.json` and `config.json`; default: runs without an exact
+        score in their `score.json`.
       episodes: episodes with sticky actions.
       seed: seed of the environments with sticky actions.
     """
@@ -52,7 +52,8 @@ def main() -> int:
         scores = {"exact": loaded.evaluate(protocol="exact"), "sticky": sticky}
         print(*(f"{run}: {score}" for score in scores.values()), sep="\n", flush=True)
         flags = f"--runs {run} --episodes {settings.episodes} --seed {settings.seed}"
-        about = {"command": f"python experiments/score_lineages.py {flags}", **made_here(), "versions": versions()}
+        command = f"python experiments/score_lineages.py {flags}"
+        about = {"command": command, **hardware_and_date(), "versions": versions()}
         saved = json.loads(path.read_text()) if path.exists() else {}
         saved[run] = about | {name: score_values(score) for name, score in scores.items()}
         write_file(path, json.dumps(dict(sorted(saved.items())), indent=1) + "\n")

@@ -120,7 +120,7 @@ def made_with(settings: Any) -> dict[str, Any]:
     return {"settings": values, "versions": versions(), "provenance": provenance()}
 
 
-def made_here() -> dict[str, str]:
+def hardware_and_date() -> dict[str, str]:
     """Returns the `hardware`, such as "2 CPUs, AMD EPYC" (those that this process may use), and the `date` in UTC."""
     cpus = len(os.sched_getaffinity(0))
     hardware = f"{cpus} CPU{'s' * (cpus != 1)}, {processor()}"

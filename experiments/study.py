@@ -25,7 +25,7 @@ import tyro
 from launch import exit_code
 from launch import spent as spent_by
 from results_table import HERE, RESULTS, WANTED, seeds_of, wanted
-from scores import made_here
+from scores import hardware_and_date
 
 from volvox.report.files import DIVERGED, read_metrics, write_file
 from volvox.runs.directory import revision
@@ -166,7 +166,7 @@ def main() -> int:
         elif code:
             failed.append(f"{run_dir}: exit code {code}")
             continue
-        described = line | made_here() | {"commit": commits(run_dir, now), "seconds": seconds}
+        described = line | hardware_and_date() | {"commit": commits(run_dir, now), "seconds": seconds}
         if not line.get("note"):
             described.pop("note", None)
         try:

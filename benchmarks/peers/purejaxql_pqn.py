@@ -1,10 +1,10 @@
 """The authors' PQN on gymnax's CartPole, with their settings, beside `experiments/choose_settings.py pqn-cartpole`.
 
-    pip install "gymnax==0.0.8" flax optax hydra-core omegaconf safetensors wandb
-    git clone https://github.com/mttga/purejaxql
+    pip install jax==0.10.2 flax==0.12.8 optax==0.2.8 gymnax==0.0.8 hydra-core omegaconf safetensors wandb
+    git clone https://github.com/mttga/purejaxql && git -C purejaxql checkout 47af6d7
     PYTHONPATH=purejaxql python benchmarks/peers/purejaxql_pqn.py --reward-scale 0.1 --out purejaxql.json
 
-The result has `timesteps` `[P]` and `evaluated` `[P, S]`: mean returns of 128 environments with the likeliest actions.
+The result has `timesteps` `[P]` and `evaluated` `[P, S]`: mean returns of 128 environments with greedy actions.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-if not hasattr(jax, "tree_map"):  # of older versions of JAX
+if not hasattr(jax, "tree_map"):  # gymnax needs it, and newer JAX removed it
     jax.tree_map = jax.tree.map  # pyright: ignore[reportAttributeAccessIssue]
 
 from purejaxql.pqn_gymnax import make_train  # pyright: ignore[reportMissingImports]
