@@ -82,11 +82,11 @@ def drive(group: EnvGroup, actions: np.ndarray, *, restart_at: int | None = None
     Args:
       group: The group; its functions are compiled if it is traceable.
       actions: The actions. A masked action is replaced by the first allowed one.
-      restart_at: Timestep after which the group is restarted, which adds a time step.
+      restart_at: Timestep after which the group is restarted, which adds a timestep.
       state: The first state; None is that of `group.init`.
 
     Returns:
-      Time steps with NumPy leaves `[T + 1, B, ...]`, or `[T + 2, B, ...]` with a restart.
+      Timesteps with NumPy leaves `[T + 1, B, ...]`, or `[T + 2, B, ...]` with a restart.
     """
     recv, send = (jax.jit(group.recv), jax.jit(group.send)) if group.traceable else (group.recv, group.send)
     state, steps = group.init() if state is None else state, []

@@ -1,9 +1,10 @@
 """Environments: envpool's tasks, Gymnasium's, and pure-JAX environments behind the same interface.
 
-`atari`, `mujoco`, `envpool`, `gymnasium`, `gymnax`, `brax`, `playground`, `cartpole` and `hard_maze` make recipes
-(`volvox.types.Env`) by name; `gymnasium` also takes a class or function that makes an environment, and
-`from_functions` makes a recipe from three pure functions. `human_normalized` compares a score on Atari with random play
-and with a human. The module `groups` has building blocks for other kinds of environments.
+`atari`, `mujoco`, `envpool`, `gymnasium`, `gymnax`, `brax` and `playground` make recipes (`volvox.types.Env`) by name;
+`gymnasium` also takes a class or function that makes an environment. `cartpole` and `hard_maze` make recipes of one
+task each, and `from_functions` makes a recipe from three pure functions. `atari_games` lists the Atari games, and
+`human_normalized` compares a score on Atari with random play and with a human. The module `groups` has building blocks
+for other kinds of environments.
 """
 
 from volvox.envs import groups

@@ -1,7 +1,7 @@
 """Building blocks for authors of environments.
 
 A group is a `volvox.types.EnvGroup`: `num_envs` environments that step together. Its author writes `init`, `recv`,
-`send` and `restart`. `recipe` makes an `Env` of such groups, `consistent` corrects time steps, and `checked_action` and
+`send` and `restart`. `recipe` makes an `Env` of such groups, `consistent` corrects timesteps, and `checked_action` and
 `bounded_action` check actions. Environments that are pure functions need none of this: use
 `volvox.envs.from_functions`.
 
@@ -142,7 +142,7 @@ def array_module(array: Any) -> Any:
 
 
 def consistent(timestep: TimeStep) -> TimeStep:
-    """Corrects a time step so that it satisfies the rules of `TimeStep`.
+    """Corrects a timestep so that it satisfies the rules of `TimeStep`.
 
     Rewards become float32 and ends bool. Where `first` holds, the reward becomes 0 and nothing has ended; an episode
     that terminates is not also truncated. Arrays are `[B, ...]`, or those of one environment.

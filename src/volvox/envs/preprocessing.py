@@ -25,7 +25,7 @@ def wrapped(
     spec: EnvSpec,
     hidden_steps: int = 0,
 ) -> Env:
-    """Makes a recipe whose groups are those of another recipe with other time steps or actions.
+    """Makes a recipe whose groups are those of another recipe with other timesteps or actions.
 
     The three functions are called with NumPy arrays if Python drives the group, and inside `jit` otherwise;
     `array_module` finds the right module.
@@ -34,7 +34,7 @@ def wrapped(
       env: The recipe to wrap.
       init: num_envs -> state, a pytree of NumPy arrays: the wrapper's state before the first episode and after a
         restart.
-      observe: (state, timestep) -> (state, timestep): the time step that replaces the group's.
+      observe: (state, timestep) -> (state, timestep): the timestep that replaces the group's.
       act: (state, action) -> action: the actions `[B, ...]` that are sent to the group.
       spec: The spec of the wrapped environment.
       hidden_steps: Timesteps of each episode that the wrapper hides; the episodes of `env` are longer by as many.
@@ -69,9 +69,9 @@ def wrapped(
         )
 
     def make(seed: int, *, max_episode_steps: int | None = None, **options: Any) -> tuple[EnvGroup, ...]:
-        cut = with_cutoff(spec, max_episode_steps)
-        inner = env.make(seed, max_episode_steps=cut.max_episode_steps + hidden_steps, **options)
-        return tuple(wrap(group, cut) for group in inner)
+        new_spec = with_cutoff(spec, max_episode_steps)
+        inner = env.make(seed, max_episode_steps=new_spec.max_episode_steps + hidden_steps, **options)
+        return tuple(wrap(group, new_spec) for group in inner)
 
     return env._replace(spec=spec, make=make, config={})
 
@@ -80,8 +80,7 @@ def opening(env: Env, actions: Sequence[int]) -> Env:
     """Begins every episode with given discrete actions, one per timestep; the actions that are sent are ignored then.
 
     Their timesteps are `first` as well, so none of them is scored, and they count neither in `elapsed_steps` nor
-    towards the cutoff. An episode that ends among them begins anew. `make` raises ValueError for tasks of envpool that
-    end by their own rules, because the timesteps of the opening would count towards their limit.
+    towards the cutoff. An episode that ends among them begins anew.
     """
     count, table = len(actions), np.array([*actions, 0], np.int32)
 

@@ -44,7 +44,7 @@ from volvox.types import Algorithm, Array
 def versions() -> dict[str, str | None]:
     """Versions of volvox and of packages that affect its results; None for a package that is not installed."""
     found = {name: next(iter(distributions(name=name)), None) for name in ("jax", "envpool", "optax")}
-    others = {name: copy and copy.version for name, copy in found.items()}
+    others = {name: package and package.version for name, package in found.items()}
     return {"python": platform.python_version(), "volvox": volvox.__version__, **others}
 
 
@@ -177,10 +177,12 @@ class RunDirectory:
         """Reads the run in a directory; returns its state, or None if it has no steps.
 
         Args:
-          path: The directory, also of a process that does not write.
+          path: The directory. It is an argument because processes that write nothing (`self.path` is None) read, too.
 
         Raises:
-          ValueError: The settings of the run differ (all differences are listed), or files of it are missing.
+          ValueError: The settings of the run differ (all differences are listed), files of it are missing, or the
+            checkpoint does not fit the algorithm.
+          volvox.DamagedCheckpointError: There are checkpoints, but none can be used.
         """
         if not holds_steps(path):
             return None
