@@ -109,10 +109,8 @@ def from_functions(
       ValueError: a number out of range.
       AssertionError: `step` changes the structure, shapes or dtypes of the state, or its other results are no scalars.
     """
-    arguments = {**locals()}
-    del arguments["config"]
-    if config is None:
-        config = {"type": "volvox.envs.from_functions", **arguments}
+    arguments = {name: value for name, value in locals().items() if name != "config"}
+    config = config or {"type": "volvox.envs.from_functions", **arguments}
     if reset_batch is not None:
         integer("reset_batch", reset_batch, low=1)
     kinds = {"num_actions": num_actions, "num_choices": num_choices, "action_shape": action_shape}
