@@ -143,7 +143,7 @@ class _Group:
     def _start(self) -> "SyncEnvs | AsyncVectorEnv":
         """Makes the environments."""
         if not self._workers:
-            return SyncEnvs(self._make_one, self._num_envs)
+            return SyncEnvs(self._make_one, self._spaces, self._num_envs)
         worker = functools.partial(WorkerEnvs, self._make_one, self._spaces, self._num_envs // self._workers)
         # Processes inherit the blocked signals of this thread: Ctrl-C is for the main process to handle.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -281,22 +281,25 @@ class WithActionMask(gym.Wrapper):
         return {"observation": observation, "action_mask": (mask != 0).astype(np.int8)}
 
 
-class SyncEnvs:
-    """Environments that this process steps, as `gymnasium.vector.SyncVectorEnv` does, but without `info`.
+class SyncEnvs(gym.Env):
+    """Environments that are stepped in turn, as `gymnasium.vector.SyncVectorEnv` does, but without `info`.
 
-    Here `info` is not used, and Gymnasium cannot batch it if it differs between environments.
+    Here `info` is not used, and Gymnasium cannot batch it if it differs between environments. This is an environment
+    with batched spaces; the first reset makes the environments.
     """
 
-    def __init__(self, make_one: Callable[[], gym.Env], num_envs: int):
-        self._envs = [make_one() for _ in range(num_envs)]
-        self._space = self._envs[0].observation_space
+    def __init__(self, make_one: Callable[[], gym.Env], env_spaces: tuple[Any, Any], num_envs: int):
+        self.observation_space, self.action_space = (batch_space(space, num_envs) for space in env_spaces)
+        self._make_one, self._space, self._num_envs = make_one, env_spaces[0], num_envs
+        self._envs: list[gym.Env] = []
 
-    def reset(self, *, seed: list[int | None]) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments."""
-        self._ended = [False] * len(self._envs)
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments, whose seeds are a list."""
+        self._envs = self._envs or [self._make_one() for _ in range(self._num_envs)]
+        self._ended = [False] * self._num_envs
         return self._batched([env.reset(seed=one)[0] for env, one in zip(self._envs, seed, strict=True)]), {}
 
-    def step(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the environments whose episodes go on, and resets the others."""
         steps = [
             (env.reset()[0], 0.0, False, False) if ended else env.step(one)[:4]
@@ -307,7 +310,7 @@ class SyncEnvs:
         self._ended = (terminated | truncated).tolist()
         return self._batched(observations), reward, terminated, truncated, {}
 
-    def render(self) -> np.ndarray:
+    def render(self) -> Any:
         """Returns a picture of each environment, uint8 `[B, height, width, 3]`."""
         return np.stack([np.asarray(env.render(), np.uint8) for env in self._envs])
 
@@ -318,40 +321,30 @@ class SyncEnvs:
 
     def _batched(self, observations: Sequence[Any]) -> Any:
         # A new array each time: JAX may still read the last one.
-        return concatenate(self._space, observations, create_empty_array(self._space, len(self._envs)))
+        return concatenate(self._space, observations, create_empty_array(self._space, self._num_envs))
 
 
-class WorkerEnvs(gym.Env):
-    """The environments of one worker as a single environment with batched spaces, which `AsyncVectorEnv` can step.
+class WorkerEnvs(SyncEnvs):
+    """The environments of one worker, for `AsyncVectorEnv`.
 
     Errors are raised again as a RuntimeError with the traceback as its message, because Gymnasium waits for ever for an
     error that cannot be pickled.
     """
 
-    def __init__(self, make_one: Callable[[], gym.Env], env_spaces: tuple[Any, Any], size: int):
-        self.observation_space, self.action_space = (batch_space(space, size) for space in env_spaces)
-        self._make, self._envs = functools.partial(SyncEnvs, make_one, size), None
-
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments, whose seeds are a list. The first call makes the environments."""
-        return self._call(lambda envs: envs.reset(seed=seed))
+        """Resets all environments."""
+        return _with_traceback(super().reset, seed=seed)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all environments."""
-        return self._call(lambda envs: envs.step(action))
+        return _with_traceback(super().step, action)
 
-    def close(self) -> None:
-        """Closes all environments."""
-        if self._envs is not None:
-            self._envs.close()
 
-    def _call(self, function: Callable[[SyncEnvs], Any]) -> Any:
-        try:
-            if self._envs is None:
-                self._envs = self._make()
-            return function(self._envs)
-        except Exception:  # of any environment
-            raise RuntimeError(traceback.format_exc()) from None
+def _with_traceback(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    try:
+        return function(*args, **options)
+    except Exception:  # of any environment
+        raise RuntimeError(traceback.format_exc()) from None
 
 
 def spec_fields(name: str, observation_space: spaces.Space, action_space: spaces.Space) -> dict[str, Any]:
