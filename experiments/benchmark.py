@@ -11,8 +11,8 @@ the reference are derived from those of volvox, so constants are equal; `lag` an
 
 Protocol: about every twentieth of a run, both sides play 20 new episodes with the likeliest actions. Curves are
 interpolated at 20 equally spaced timesteps. A run's area is the mean of its curve, and its final score the mean of the
-last two points. Seconds are the median of the runs that were measured. They include compilation, and exclude evaluations and the start
-of the process.
+last two points. Seconds are the median of the runs that were measured. They include compilation, and exclude
+evaluations and the start of the process.
 
 `draw` writes `small.json`, `small.png` and `small.md` to `--out`.
 """

@@ -71,7 +71,7 @@ def test_a_beat_is_step_work_step_work(hlo):
         for line in lines:
             if " conditional(" in line:
                 kinds.append("step")
-            elif re.search(rf"{slots}.* (while|call)\(", line):  # newer versions of XLA call a computation with the loop
+            elif re.search(rf"{slots}.* (while|call)\(", line):  # newer versions of XLA call the loop
                 kinds.append("work")
         if kinds.count("step") == 2:
             # Work is two loops: over the slots that are due, and over those whose episode ended.
