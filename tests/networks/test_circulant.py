@@ -7,7 +7,7 @@ import pytest
 
 from volvox import networks
 from volvox.networks.interception import use_kernels
-from volvox.ops.matmul import formed
+from volvox.ops.matmul import to_dense
 
 
 @pytest.mark.parametrize(("inputs", "rows"), [(32, 8), (33, 9)])
@@ -24,7 +24,7 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
     dense = {"Dense_2": inner["Dense_2"]}
     for name, length in (("Dense_0", inputs), ("Dense_1", 64)):
         numbers = inner[name]["circulant"]
-        kernel = formed(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
+        kernel = to_dense(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
         dense[name] = {"kernel": kernel, "bias": inner[name]["bias"]}
     with use_kernels():
         found = jax.jit(grouped.apply)({"params": params}, x)
