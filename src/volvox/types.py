@@ -230,10 +230,6 @@ class Axis:
                 leaves[i] = part.reshape(leaves[i].shape)
         return jax.tree.unflatten(structure, leaves)
 
-    def mean(self, tree: ArrayTree) -> ArrayTree:
-        """Returns the means of floating-point leaves over all devices."""
-        return tree if self.name is None else jax.tree.map(lambda x: x / self.size, self.sum(tree))
-
 
 ALONE = Axis()
 

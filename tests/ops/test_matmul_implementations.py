@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layer_shapes import MATMULS, MatmulShape
+from layer_shapes import MATMULS
 
 from volvox.ops import matmul as dispatch
 from volvox.ops.matmul import matmul

@@ -48,7 +48,7 @@ def init(like: ArrayTree) -> Moments:
 def update(moments: Moments, observation: ArrayTree, axis: Axis = ALONE) -> Moments:
     """Adds observations `[B, n...]` of all devices (Chan et al. 1979, Updating formulae for computing variances)."""
     b = jax.tree.leaves(observation)[0].shape[0]
-    mean = axis.mean(jax.tree.map(lambda x: x.mean(axis=0), observation))
+    mean = jax.tree.map(lambda x: x / axis.size, axis.sum(jax.tree.map(lambda x: x.mean(axis=0), observation)))
     squares = axis.sum(jax.tree.map(lambda x, mean: ((x - mean) ** 2).sum(axis=0), observation, mean))
     return _merged(moments, b * axis.size, mean, squares)
 

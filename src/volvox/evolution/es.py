@@ -6,7 +6,6 @@ this is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560): several 
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from volvox.evolution.novelty import Novelty
 from volvox.evolution.strategy import SHAPINGS, Metrics, Scheduled, Shaping, fitness, mean_length, schedule
 from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors, weighted_noise
 from volvox.rollout.behaviors import Behavior, Nothing
+from volvox.sparsity.optimizers import Optimizer, make_optimizer
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
@@ -70,7 +70,7 @@ class ES:
     population_size: int = 128
     noise_std: Scheduled = 0.02
     learning_rate: Scheduled | None = 0.01
-    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = optax.adam
+    optimizer: Optimizer = optax.adam
     l2_coefficient: float = 0.005
     fitness_shaping: Shaping = "centered_ranks"
     objective: Novelty | None = None
@@ -98,18 +98,10 @@ class ES:
         return cls(population_size=5_000)
 
     @property
-    def transformation(self) -> optax.GradientTransformation:
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
         """The optimiser with its learning rate."""
-        optimizer, rate = self.optimizer, self.learning_rate
-        if callable(optimizer) and rate is not None:
-            optimizer = optimizer(schedule("learning_rate", rate))
-        elif callable(optimizer) or rate is not None:
-            raise ValueError(
-                f"learning_rate={rate}: give one with a function such as optax.adam, and None with a ready-made "
-                "transformation, which has its own."
-            )
-        check_type("optimizer", optimizer, optax.GradientTransformation, "optax, for example optax.adam")
-        return optimizer
+        rate = self.learning_rate
+        return make_optimizer(self.optimizer, rate if rate is None else schedule("learning_rate", rate))
 
     @property
     def behavior(self) -> Behavior:

@@ -14,12 +14,13 @@ from volvox._checks import integers, numbers
 from volvox.data import normalization, segments
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.segments import Segment
-from volvox.learners.learner import Learner, Turn, make_optimizer
+from volvox.learners.learner import Learner, Turn
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
 from volvox.networks.distributions import clip_action
+from volvox.sparsity.optimizers import make_optimizer
 from volvox.types import Array, ArrayTree, Env, EnvSpec, TimeStep, replaced
 
-TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
+ON_POLICY_TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
 """Numbers of on-policy settings that are arguments of compiled programs."""
 
 
@@ -37,7 +38,7 @@ class Collector(NamedTuple):
     lives: Array
 
 
-class Collected(NamedTuple):
+class OnPolicyData(NamedTuple):
     """Data that acting collects.
 
     Attributes:
@@ -93,7 +94,7 @@ class OnPolicy(Learner):
         """Returns the distribution from which actions are drawn, given the network's outputs."""
         return self.network.distribution
 
-    def collect(self) -> Collected:
+    def init_collected(self) -> OnPolicyData:
         """Returns the data before the first timestep."""
         env, s, b = self.env, self.settings, self.num_envs
         spec, policy = env.spec, self.network.policy
@@ -107,11 +108,11 @@ class OnPolicy(Learner):
 
         moments = normalization.init(env.spec.observation) if s.normalize_observations else ()
         rewards = normalization.init_rewards(env.num_groups, b) if s.normalize_rewards else ()
-        return Collected(tuple(collector() for _ in range(env.num_groups)), moments, rewards)
+        return OnPolicyData(tuple(collector() for _ in range(env.num_groups)), moments, rewards)
 
     def act(
-        self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
-    ) -> tuple[Collected, Array]:
+        self, collected: OnPolicyData, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
+    ) -> tuple[OnPolicyData, Array]:
         """Samples actions from the policy, and adds the timestep to the group's segment."""
         s, g, actions, data = self.settings, turn.group, self.actions(learning), collected.collectors[turn.group]
         moments, rewards, reward, lives = collected.moments, collected.rewards, timestep.reward, data.lives
@@ -136,9 +137,9 @@ class OnPolicy(Learner):
         chosen |= {"reward": reward, "value": value, "recurrent": recurrent}
         ring = segments.add(data.ring, turn.round, turn.beat, timestep, **chosen)
         collectors = replaced(collected.collectors, g, Collector(ring, next_recurrent, lives))
-        return Collected(collectors, moments, rewards), clip_action(action, self.env.spec)
+        return OnPolicyData(collectors, moments, rewards), clip_action(action, self.env.spec)
 
-    def variables(self, collected: Collected, learning: Any) -> ArrayTree:
+    def variables(self, collected: OnPolicyData, learning: Any) -> ArrayTree:
         """Returns the variables of the policy."""
         params, moments = learning.params, collected.moments
         return Normalized(params, moments) if isinstance(moments, Moments) else params

@@ -17,12 +17,12 @@ from volvox._checks import integers, numbers
 from volvox.data import metrics
 from volvox.data.normalization import Normalized
 from volvox.data.replay import Batch
-from volvox.learners.learner import Optimizer, Schedule
-from volvox.learners.off_policy import TRACED, Learning, OffPolicy, check_settings, pruned_as
-from volvox.learners.training import LearnState, networks_and_masks, pick
+from volvox.learners.learner import Schedule
+from volvox.learners.off_policy import OFF_POLICY_TRACED, OffPolicy, OffPolicyLearning, check_settings
 from volvox.networks.perceptrons import ActorAndCritic, Params
 from volvox.ops.batching import min_over_rows
-from volvox.sparsity.masks import table
+from volvox.sparsity.masks import pruned_if_sparse
+from volvox.sparsity.optimizers import Optimizer
 from volvox.types import Array, ArrayTree, Env, zeros
 
 
@@ -74,7 +74,7 @@ class TD3:
     normalize_rewards: bool = False
     timesteps_per_iteration: int = 5_000
     save_replay: bool = True
-    traced = (*TRACED, "exploration_noise", "target_noise", "target_noise_clip")
+    traced = (*OFF_POLICY_TRACED, "exploration_noise", "target_noise", "target_noise_clip")
 
     def __post_init__(self):
         check_settings(self)
@@ -113,7 +113,7 @@ class _TD3(OffPolicy):
         loss = -metrics.mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
         return loss, {"actor_loss": loss}
 
-    def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
+    def update(self, learning: OffPolicyLearning, batch: Batch, noise: Array, mean_return: Array) -> OffPolicyLearning:
         """Makes one update (algorithm 1) by transitions `[N, ...]`, with noise `[N, A]`."""
         s, step, params = self.settings, learning.update + 1, learning.params
         state, moment = (params, learning.optimizer, learning.metrics), (step, mean_return)
@@ -125,14 +125,14 @@ class _TD3(OffPolicy):
         given = (state[0], learning.targets, noise)
         state = self.descend("critics", self.critic_loss, state, batch, *moment, *given)
         # Targets are pruned at once, because they are used before they move again.
-        critics = pruned_as(learning.targets.critics, state[1].critics)
+        critics = pruned_if_sparse(learning.targets.critics, state[1].critics)
 
         def update_actor(params: Params, optimizer: Params, targets: Params):
             params, optimizer, new = self.descend(
                 "actor", self.actor_loss, (params, optimizer, {}), batch, *moment, params
             )
             moved: Any = optax.incremental_update(params._replace(representation=()), targets, s.target_rate)
-            return (params, optimizer, moved._replace(actor=pruned_as(moved.actor, optimizer.actor))), new
+            return (params, optimizer, moved._replace(actor=pruned_if_sparse(moved.actor, optimizer.actor))), new
 
         def skip(*state: Params):
             return state, zeros(jax.eval_shape(update_actor, *state)[1])
@@ -140,7 +140,7 @@ class _TD3(OffPolicy):
         due = min_over_rows(step) % s.policy_delay == 0
         given = (*state[:2], learning.targets._replace(critics=critics))
         (params, optimizer, targets), new = jax.lax.cond(due, update_actor, skip, *given)
-        return Learning(params, targets, optimizer, step, metrics.add(state[2], new))
+        return OffPolicyLearning(params, targets, optimizer, step, metrics.add(state[2], new))
 
     def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:
         """Returns the actor's actions `[B, A]` with noise, in [-1, 1]."""
@@ -149,9 +149,3 @@ class _TD3(OffPolicy):
     def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
         """Returns actions `[B, A]` in [-1, 1] of the actor."""
         return self.networks.act(variables.params.actor, self.features(variables, observation))
-
-
-def table_of(state: LearnState, learner: int = 0) -> list[dict[str, Any]]:
-    """Returns the stored numbers of one learner's networks by layer, as `volvox.sparsity.table`."""
-    networks = networks_and_masks(state.learning)
-    return table(*(pick(networks, learner) if state.key.ndim else networks))

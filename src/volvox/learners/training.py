@@ -195,10 +195,9 @@ def learn(
       evaluation, or with the best training episodes if there is none.
 
     Raises:
-      TypeError: An argument is of another type.
+      TypeError: An argument has the wrong type, or the optimiser needs more than gradients and parameters.
       ValueError: Network or environment do not fit the settings, settings of several learners differ in more than
-        numbers, learners cannot be divided among the devices, the optimiser needs more than gradients and parameters,
-        or the state does not fit into the free memory.
+        numbers, learners cannot be divided among the devices, or the state does not fit into the free memory.
     """
     integer("num_learners", num_learners, low=1)
     several = list(settings) if isinstance(settings, Sequence) else [settings] * num_learners
