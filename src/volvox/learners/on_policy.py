@@ -72,6 +72,7 @@ class OnPolicy(Learner):
         `normalize_rewards`; see `A3C`.
       env: The environments.
       network: The network as pure functions.
+      policy: The network's policy, which normalises observations if `settings.normalize_observations`.
       num_envs: Environments B of a group.
       delay: Rounds between the round that collects a segment and the round that learns from it.
     """
@@ -95,7 +96,7 @@ class OnPolicy(Learner):
         return self.network.distribution
 
     def init_collected(self) -> OnPolicyData:
-        """Returns the data before the first timestep."""
+        """Returns the data at the beginning of a run."""
         env, s, b = self.env, self.settings, self.num_envs
         spec, policy = env.spec, self.network.policy
         if s.normalize_observations:
@@ -114,8 +115,10 @@ class OnPolicy(Learner):
         self, collected: OnPolicyData, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
     ) -> tuple[OnPolicyData, Array]:
         """Samples actions from the policy, and adds the timestep to the group's segment."""
-        s, g, actions, data = self.settings, turn.group, self.actions(learning), collected.collectors[turn.group]
-        moments, rewards, reward, lives = collected.moments, collected.rewards, timestep.reward, data.lives
+        s, g = self.settings, turn.group
+        actions = self.actions(learning)
+        data, moments, rewards = collected.collectors[g], collected.moments, collected.rewards
+        reward, lives = timestep.reward, data.lives
         if isinstance(moments, Moments):
             observation = jax.tree.map(lambda x: x.astype(jnp.float32), timestep.observation)
             moments = normalization.update(moments, observation, self.env.axis)
@@ -145,13 +148,14 @@ class OnPolicy(Learner):
         return Normalized(params, moments) if isinstance(moments, Moments) else params
 
 
-def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:
+def micro_batch_size(micro_batch: int | None, num_rows: int, length: int) -> int:
     """Returns the number of rows of `length` timesteps in one gradient computation, a divisor of `num_rows`.
 
-    The default has about 64 transitions on a CPU, in whose cache they stay, and at most 8,192 elsewhere.
+    The default is the largest divisor with at most 64 transitions on a CPU, in whose cache they stay, and 8,192
+    elsewhere, but at least one row.
     """
-    if given is not None and num_rows % given:
-        raise ValueError(f"micro_batch={given} does not divide {num_rows}, the rows of a group; give a divisor.")
+    if micro_batch is not None and num_rows % micro_batch:
+        raise ValueError(f"{micro_batch=} does not divide {num_rows}, the rows of a group; give a divisor.")
     divisors = [m for m in range(1, num_rows + 1) if num_rows % m == 0]
     limit = 64 if jax.default_backend() == "cpu" else 8_192
-    return given or max((m for m in divisors if m * length <= limit), default=1)
+    return micro_batch or max((m for m in divisors if m * length <= limit), default=1)

@@ -394,8 +394,8 @@ class Epochs(OnPolicy):
 
         # Loops, not conditions, so that the state of learning stays in place.
         begins = (has_data & (low == 0) & (high > 0)).astype(jnp.int32)
-        given = (low, jax.lax.fori_loop(0, begins, prepare, learning))
-        return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), given)[1]
+        first = (low, jax.lax.fori_loop(0, begins, prepare, learning))
+        return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), first)[1]
 
 
 def permutation(key: Array, size: int) -> Array:

@@ -126,7 +126,7 @@ class PQN:
         return _PQN(self, network, env)
 
     def epsilon_at(self, timesteps: Any) -> Any:
-        """Returns ε after so many timesteps of all environments."""
+        """Returns ε after a number of timesteps of all environments."""
         return self.epsilon(timesteps) if callable(self.epsilon) else self.epsilon
 
 
@@ -134,7 +134,7 @@ class _PQN(Epochs):
     settings: PQN
 
     def functions(self, network: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
-        """Returns the network as pure functions; samples of its policy have the last ε."""
+        """Returns the network as pure functions; its policy samples actions with the final ε."""
         made = q_network(network, spec)
         last = EpsilonGreedy(made.distribution, self.settings.epsilon_at(2**31 - 1))  # pyright: ignore[reportArgumentType]
         return made._replace(policy=made.policy._replace(sample=last.sample))
@@ -158,7 +158,7 @@ class _PQN(Epochs):
         return sums["value_loss"] / jnp.maximum(num_valid, 1.0), new
 
     def prepare(self, collected: Any, learning: EpochsLearning, key: Array, slot: Array) -> EpochsLearning:
-        """Computes targets, shuffles the segments at `slot` for all epochs, and notes ε."""
+        """Computes targets, shuffles the segments at `slot` for all epochs, and adds ε to the metrics."""
         new = metrics.means({"epsilon": jnp.asarray(self.actions(learning).epsilon)})
         learning = super().prepare(collected, learning, key, slot)
         return learning._replace(metrics=metrics.add(learning.metrics, new))

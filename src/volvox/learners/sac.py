@@ -1,8 +1,10 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905).
 
-env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
-networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs, gaussian=True)
-algorithm = vx.learn(vx.SAC(), networks, env)
+The network of the actor gives a mean and a standard deviation for each component of an action (`gaussian=True`).
+
+    env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
+    networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs, gaussian=True)
+    algorithm = vx.learn(vx.SAC(), networks, env)
 """
 
 import dataclasses
@@ -172,18 +174,19 @@ class _SAC(OffPolicy):
 
     def update(self, learning: SACLearning, batch: Batch, noise: Array, mean_return: Array) -> SACLearning:
         """Makes one update (algorithm 1) by transitions `[N, ...]`, with noise `[N, 2, A]`."""
-        step, moment = learning.update + 1, (learning.update + 1, mean_return)
+        step = learning.update + 1
         state = (learning.params, learning.optimizer, learning.metrics)
         if learning.params.representation:
-            state = self.descend("representation", self.representation_loss, state, batch, *moment)
+            state = self.descend("representation", self.representation_loss, state, batch, step, mean_return)
         batch = batch.map_observations(functools.partial(self.networks.encode_observation, state[0].representation))
-        state = self.descend("critics", self.critic_loss, state, batch, *moment, state[0], learning, noise[:, 0])
-        state = self.descend("actor", self.actor_loss, state, batch, *moment, state[0], learning, noise[:, 1])
+        state = self.descend(
+            "critics", self.critic_loss, state, batch, step, mean_return, state[0], learning, noise[:, 0]
+        )
+        state = self.descend("actor", self.actor_loss, state, batch, step, mean_return, state[0], learning, noise[:, 1])
         params, optimizer, gathered = state
         targets: Any = optax.incremental_update(params.critics, learning.targets, self.settings.target_rate)
-        learning = learning._replace(
-            params=params, optimizer=optimizer, targets=pruned_if_sparse(targets, optimizer.critics)
-        )
+        targets = pruned_if_sparse(targets, optimizer.critics)
+        learning = learning._replace(params=params, optimizer=optimizer, targets=targets)
         gathered = metrics.add(gathered, metrics.means({"temperature": jnp.asarray(self.temperature(learning))}))
         learning = learning._replace(update=step, metrics=gathered)
         if self.settings.temperature is not None:
@@ -207,9 +210,8 @@ class _SAC(OffPolicy):
 
     def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
         """Returns means and logarithms of standard deviations `[B, 2 * A]`."""
-        return jnp.concatenate(
-            self.networks.gaussian(variables.params.actor, self.features(variables, observation)), -1
-        )
+        features = self.features(variables, observation)
+        return jnp.concatenate(self.networks.gaussian(variables.params.actor, features), -1)
 
 
 def _action(output: Array, noise: Array | float) -> Array:

@@ -1,8 +1,10 @@
 """From seeds to parameters: the only place where members and weighted sums of noise are computed.
 
-code = encoding(genotype, Table())
-seeds = code.draw_seeds(key, (population_size,))
-params = decode(code, bases, Member(parent, seeds[0], scale, initial))
+An encoding joins a network and a source of noise.
+
+    code = encoding(genotype, Table())
+    seeds = code.draw_seeds(key, (population_size,))
+    params = decode(code, bases, Member(parent, seeds[0], scale, initial))
 """
 
 import dataclasses
