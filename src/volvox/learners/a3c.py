@@ -64,8 +64,8 @@ class A3C:
         Without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
-      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: on a CPU about
-        64 transitions, otherwise at most 8,192.
+      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: as many as have at most
+        64 transitions on a CPU and 8,192 elsewhere.
       updates_per_iteration: Updates in one iteration, and so in one row of metrics.
 
     Raises:

@@ -67,8 +67,8 @@ class PPO:
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before clipping.
       lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.
       micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
-        divisor of the group's timesteps (environments) in a minibatch. None: on a CPU about 64 timesteps of images,
-        otherwise at most 8,192.
+        divisor of the group's timesteps (environments) in a minibatch. None: the whole minibatch; of images at most
+        64 timesteps of all groups on a CPU and 8,192 elsewhere.
       rounds_per_iteration: Rounds in one iteration, and so in one row of metrics.
 
     Raises:
