@@ -112,11 +112,10 @@ def kernel_table(options: Options, ceiling: dict[str, float]) -> list[dict[str, 
         flops = 2 * b * shape.rows * shape.k * shape.n
         row: dict[str, Any] = {"shape": name, "dtype": dtype, "networks": b, "kernels": p, "bytes": moved}
         calls = {"xla": jax.jit(partial(matmul_xla, index=index))}
-        tiles = plan(x, w, index, compute_capability=capability())
-        if index is not None and tiles is not None:
-            calls["mosaic"] = jax.jit(partial(matmul_mosaic, index=index, tiles=tiles))
         if index is None:
             calls["ragged_dot"] = jax.jit(ragged)
+        elif tiles := plan(x, w, index, compute_capability=capability()):
+            calls["mosaic"] = jax.jit(partial(matmul_mosaic, index=index, tiles=tiles))
         for implementation, f in calls.items():
             found = row[implementation] = timed(f, x, w, budget=options.seconds)
             if "ms" in found:
