@@ -1,9 +1,9 @@
 """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
-The parameters that noise is added to are a base. A generation first plays the base against the elite so far
-(validation). Then it plays pairs of members, the base plus and minus the same noise, and moves the base by the sum of
-the noise, weighted by shaped fitness. With a novelty objective this is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018,
-arXiv 1712.06560), in which several bases take turns.
+A base is a parameter vector. A generation first plays the base against the elite so far (validation). Then it plays
+pairs of members, the base plus and minus the same noise, and moves the base by the sum of the noise, weighted by shaped
+fitness. With a novelty objective this is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560), in which
+several bases take turns.
 """
 
 import dataclasses
