@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import tyro
 from parts import machine, show
 
-from volvox.ops.matmul import block_circulant, dense, formed
+from volvox.ops.matmul import block_circulant, dense, to_dense
 
 Flag = tyro.conf.arg
 
@@ -62,7 +62,7 @@ def measure(options: Options) -> dict[str, Any]:
         x = jax.random.normal(keys[2], (n, w))
         calls[f"dense_batch{n}_ms"] = lambda x=x: of_dense(x, kernel)
         for b in options.blocks:
-            wrong = jnp.abs(of_block[b](x, stored[b]) - x @ formed(stored[b], b)).max()
+            wrong = jnp.abs(of_block[b](x, stored[b]) - x @ to_dense(stored[b], b)).max()
             if not wrong < 1e-2:
                 raise SystemExit(f"block {b} differs from its dense matrix by {wrong}; no speed is reported")
             calls[f"block{b}_batch{n}_ms"] = lambda x=x, b=b: of_block[b](x, stored[b])

@@ -11,6 +11,7 @@ small sizes on any device; its figures mean nothing.
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -21,7 +22,8 @@ from layer_shapes import MATMULS
 from parts import machine, show
 
 import volvox as vx
-from volvox.ops.matmul import implementations, matmul
+from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan
+from volvox.ops.matmul_xla import matmul_xla
 
 Flag = tyro.conf.arg
 KERNELS = (
@@ -109,12 +111,11 @@ def kernel_table(options: Options, ceiling: dict[str, float]) -> list[dict[str, 
         moved = sum(a.size * a.dtype.itemsize for a in (x, w)) + b * shape.rows * shape.n * x.dtype.itemsize
         flops = 2 * b * shape.rows * shape.k * shape.n
         row: dict[str, Any] = {"shape": name, "dtype": dtype, "networks": b, "kernels": p, "bytes": moved}
-        calls = {
-            i: jax.jit(lambda x, w, i=i, index=index: matmul(x, w, index, implementation=i))
-            for i in implementations(x, w, index)
-        }
+        calls = {"xla": jax.jit(partial(matmul_xla, index=index))}
         if index is None:
             calls["ragged_dot"] = jax.jit(ragged)
+        elif tiles := plan(x, w, index, compute_capability=capability()):
+            calls["mosaic"] = jax.jit(partial(matmul_mosaic, index=index, tiles=tiles))
         for implementation, f in calls.items():
             found = row[implementation] = timed(f, x, w, budget=options.seconds)
             if "ms" in found:

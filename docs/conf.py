@@ -10,7 +10,7 @@ from sphinx.util.logging import getLogger
 from sphinx.util.typing import stringify_annotation
 
 import volvox
-from volvox.learners.learner import Optimizer
+from volvox.sparsity.optimizers import Optimizer
 
 project = "volvox"
 author = copyright = "The volvox authors"

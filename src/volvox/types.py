@@ -229,10 +229,6 @@ class Axis:
                 leaves[i] = total
         return jax.tree.unflatten(structure, leaves)
 
-    def mean(self, tree: ArrayTree) -> ArrayTree:
-        """Returns the means of floating-point leaves over all devices."""
-        return tree if self.name is None else jax.tree.map(lambda x: x / self.size, self.sum(tree))
-
 
 ALONE = Axis()
 

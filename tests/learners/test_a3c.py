@@ -13,7 +13,7 @@ from flax import linen as nn
 from volvox import A3C, learn
 from volvox.data import segments
 from volvox.data.segments import Segment
-from volvox.learners.a3c import Learning
+from volvox.learners.a3c import A3CLearning
 from volvox.learners.learner import Turn
 from volvox.networks import ActorCritic, RecurrentActorCritic
 from volvox.rollout.loop import driven
@@ -339,7 +339,7 @@ def test_a_lost_life_is_an_end_to_the_learner_alone(episodic_life):
     env = probes.constant(num_envs=b, groups=1)
     env = env._replace(spec=env.spec._replace(extras=("lives",), max_episode_steps=100))
     learner = A3C(segment_length=4, reward_bound=1.0, episodic_life=episodic_life).bind(Constant(), env)
-    collected = learner.collect()
+    collected = learner.init_collected()
     data = collected.collectors[0]._replace(lives=jnp.asarray(before, jnp.int32))
     collected, turn = collected._replace(collectors=(data,)), Turn(0, jnp.int32(2), jnp.int32(3), jnp.float32(0))
     timestep = TimeStep(
@@ -350,7 +350,7 @@ def test_a_lost_life_is_an_end_to_the_learner_alone(episodic_life):
         reward=jnp.full(b, 7.0),
         extras={"lives": jnp.asarray(now)},
     )
-    learning = Learning({}, (), (), jnp.float32(0), jnp.int32(0), {})
+    learning = A3CLearning({}, (), (), jnp.float32(0), jnp.int32(0), {})
     collected, _ = learner.act(collected, learning, jax.random.split(jax.random.key(0), b), turn, timestep)
     got = collected.collectors[0].ring
     lost = np.array([1, 1, 0, 1, 0, 0], bool) if episodic_life else np.zeros(b, bool)

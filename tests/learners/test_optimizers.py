@@ -58,10 +58,3 @@ def test_a_rate_in_the_state_follows_the_schedule_of_the_settings():
     kept = optax.tree.get(state.learning.optimizer, "learning_rate")
     assert row["learning_rate"] == pytest.approx(RATE * 0.5)
     assert float(kept) == pytest.approx(RATE * 0.5)
-
-
-@pytest.mark.parametrize("kind", [A3C, PPO, TD3])
-@pytest.mark.parametrize("optimizer", [optax.lbfgs, optax.chain(optax.adam(RATE), optax.contrib.reduce_on_plateau())])
-def test_optimizers_that_need_more_than_gradients_are_refused(kind, optimizer):
-    with pytest.raises(ValueError, match="optimizer"):
-        make(kind, optimizer=optimizer, learning_rate=RATE if callable(optimizer) else None)

@@ -316,7 +316,7 @@ def cut(*, recurrent=False, micro_batch=None, normalize=False, **changes):
 
 def collected_by(made):
     """Two groups, whose rewards say (group, timestep, environment) in the segment at 1, and nothing at 0."""
-    collected = made.collect()
+    collected = made.init_collected()
     for g in range(G):
         data = collected.collectors[g]
         place = 100.0 * g + 10 * jnp.arange(T)[:, None] + jnp.arange(B)

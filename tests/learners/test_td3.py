@@ -13,8 +13,8 @@ from flax import linen as nn
 from volvox import TD3, learn, networks
 from volvox.data.replay import Batch
 from volvox.learners import Turn
-from volvox.learners.td3 import table_of
-from volvox.sparsity import Dynamic, Magnitude, RewardAware, masks_of, sparse
+from volvox.learners.training import networks_and_masks, pick
+from volvox.sparsity import Dynamic, Magnitude, RewardAware, masks_of, sparse, table
 from volvox.types import Axis
 
 ENV = probes.target(size=1, num_envs=8, groups=2)
@@ -237,7 +237,9 @@ def test_a_sparse_optimiser_keeps_everything_sparse():
         assert live.mean() == 0.5
         assert not kernel[~live[:, :, 0]].any()
         assert np.asarray(one["Dense_1"]["kernel"]).all()
-    assert table_of(state, num_learners - 1)[-1]["compression"] == pytest.approx(metrics["compression_each"][-1])
+    last = networks_and_masks(state.learning)
+    rows = table(*(last if num_learners == 1 else pick(last, num_learners - 1)))
+    assert rows[-1]["compression"] == pytest.approx(metrics["compression_each"][-1])
     # Half of the first layers' 16 and 2 * 32 weights, of 49 and 2 * 65 with biases and outputs, and a bit for each.
     assert metrics["compression"] == pytest.approx((8 + 2 * 16 - (16 + 2 * 32) / 32) / (49 + 2 * 65))
     algorithm.close()

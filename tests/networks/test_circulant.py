@@ -7,7 +7,7 @@ import pytest
 
 from volvox import networks
 from volvox.networks.interception import use_kernels
-from volvox.ops.matmul import formed
+from volvox.ops.matmul import to_dense
 
 
 @pytest.mark.parametrize(("inputs", "rows"), [(32, 8), (33, 9)])
@@ -24,7 +24,7 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks(inputs, rows):
     dense = {"Dense_2": inner["Dense_2"]}
     for name, length in (("Dense_0", inputs), ("Dense_1", 64)):
         numbers = inner[name]["circulant"]
-        kernel = formed(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
+        kernel = to_dense(numbers.reshape(-1, numbers.shape[-1]), 4)[:length]
         dense[name] = {"kernel": kernel, "bias": inner[name]["bias"]}
     with use_kernels():
         found = jax.jit(grouped.apply)({"params": params}, x)
@@ -44,13 +44,6 @@ def test_networks_that_cannot_be_grouped_are_refused(options):
     with pytest.raises(ValueError):
         networks.Grouped(net, **options).init(jax.random.key(0), jnp.zeros((1, 64)))
     assert jax.jit(networks.Grouped(net, block=1).init)(jax.random.key(0), jnp.zeros((1, 64)))
-
-
-def test_initial_std_is_that_of_the_inner_network():
-    inner = networks.DeepGA(4, size="small")
-    path = ("inner", "Dense_1", "kernel")
-    assert networks.Grouped(inner).initial_std(path) == inner.initial_std(path[1:]) == 0.1
-    assert networks.Grouped(networks.MLP(4)).initial_std is None
 
 
 def test_initial_state_is_that_of_the_inner_network():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from volvox.ops.matmul import block_circulant, formed
+from volvox.ops.matmul import block_circulant, to_dense
 
 
 def normal(*shape, seed=0):
@@ -32,7 +32,7 @@ def written_out(kernel, block):
 def test_it_is_the_dense_product(block, i, j, b):
     kernel, x = normal(i * block, j), normal(b, i * block, seed=1)
     w = written_out(np.asarray(kernel), block)
-    np.testing.assert_array_equal(formed(kernel, block), w.astype(np.float32))
+    np.testing.assert_array_equal(to_dense(kernel, block), w.astype(np.float32))
     np.testing.assert_allclose(block_circulant(x, kernel, block), np.asarray(x) @ w, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(block_circulant(x[0], kernel, block), np.asarray(x[0]) @ w, rtol=1e-4, atol=1e-4)
 

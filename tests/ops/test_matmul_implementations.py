@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layer_shapes import MATMULS, MatmulShape
+from layer_shapes import MATMULS
 
 from volvox.ops import matmul as dispatch
 from volvox.ops.matmul import matmul
 from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan
+from volvox.ops.matmul_xla import matmul_xla
 
 HOPPER = (9, 0)
 INDICES = {"identity": None, "one-block": (0,), "unsorted": (2, 0, 0, 3, 2, 2, 0, 2, 2)}
@@ -45,6 +46,10 @@ def check(multiply, name, kind, dtypes):
     np.testing.assert_allclose(np.asarray(out, np.float64), expected, rtol=rtol, atol=8e-6 * x.shape[2] ** 0.5)
 
 
+def mosaic(x, w, index):
+    return matmul_mosaic(x, w, index, tiles=plan(x, w, index, compute_capability=capability()))
+
+
 each_kind = pytest.mark.parametrize("kind", INDICES)
 
 
@@ -53,7 +58,7 @@ each_kind = pytest.mark.parametrize("kind", INDICES)
 def test_xla_is_the_formula(name, kind):
     with jax.default_matmul_precision("highest"):  # GPUs round single-precision operands otherwise
         for dtypes in DTYPES:
-            check(jax.jit(partial(matmul, implementation="xla")), name, kind, dtypes)
+            check(jax.jit(matmul_xla), name, kind, dtypes)
 
 
 @pytest.mark.gpu
@@ -62,19 +67,23 @@ def test_xla_is_the_formula(name, kind):
 @pytest.mark.parametrize("name", SERVED)
 def test_mosaic_is_the_formula(name, kind):
     for dtypes in DTYPES:
-        check(jax.jit(partial(matmul, implementation="mosaic")), name, kind, dtypes)
+        check(jax.jit(mosaic), name, kind, dtypes)
 
 
 @pytest.mark.gpu
 @on_a_gpu
-def test_gradients_of_mosaic_are_those_of_xla():
+def test_gradients_of_mosaic_are_those_of_einsum():
     x, w, index = operands(MATMULS["tiles"], INDICES["unsorted"])
 
-    def loss(implementation, x, w):
-        return jnp.sin(matmul(x, w, index, implementation=implementation)).sum()
+    def loss(multiply, x, w):
+        return jnp.sin(multiply(x, w)).sum()
+
+    def plain(x, w):
+        return jnp.einsum("bmk,bkn->bmn", x, w[index])
 
     with jax.default_matmul_precision("highest"):
-        ours, reference = (jax.jit(jax.grad(partial(loss, name), (0, 1)))(x, w) for name in ("mosaic", "xla"))
+        ours = jax.jit(jax.grad(partial(loss, partial(matmul, index=index)), (0, 1)))(x, w)
+        reference = jax.jit(jax.grad(partial(loss, plain), (0, 1)))(x, w)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), ours, reference)
 
 
@@ -142,16 +151,6 @@ def test_rows_of_one_kernel_share_its_reading_unless_they_are_many(num_kernels, 
 def test_dispatch_is_by_platform_and_capability(monkeypatch):
     x, w, index = operands(MATMULS["tiles"], INDICES["unsorted"])
     monkeypatch.setattr(dispatch, "capability", lambda: HOPPER)
-    assert dispatch.implementations(x, w, index) == ("mosaic", "xla")
-    for implementation, platform, used in ((None, "cuda", True), ("xla", "cuda", False), (None, "cpu", False)):
-        traced = jax.jit(partial(matmul, implementation=implementation)).trace(x, w, index)
+    for platform, used in (("cuda", True), ("cpu", False)):
+        traced = jax.jit(matmul).trace(x, w, index)
         assert ("mosaic_gpu" in traced.lower(lowering_platforms=(platform,)).as_text()) == used
-
-
-def test_a_forced_implementation_is_not_dropped_under_vmap(monkeypatch):
-    """Four times eight rows of a block are more than the kernel takes."""
-    monkeypatch.setattr(dispatch, "capability", lambda: HOPPER)
-    x, w, index = operands(MatmulShape(4, 96, 256), (0, 1))
-    multiply = partial(matmul, index=index, implementation="mosaic")
-    with pytest.raises(ValueError, match="mosaic"):
-        jax.jit(jax.vmap(multiply, (0, None))).trace(jnp.stack([x] * 8), w)

@@ -11,6 +11,7 @@ from volvox.networks.interception import use_kernels
 from volvox.ops.conv import conv
 from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense
 from volvox.ops.matmul import matmul
+from volvox.ops.matmul_xla import matmul_xla
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +43,7 @@ INDEX = np.array([2, 0, 0, 3, 2, 2, 0], np.int32)
 @pytest.mark.parametrize("rows", [5, 30])  # of a block: few sort blocks by kernel, many gather kernels
 def test_rows_by_index(rows):
     x, w = normal(7, rows, 600), normal(5, 600, 40, seed=1)
-    assert_same(lambda x, w: matmul(x, w, INDEX, implementation="xla"), x, w)
+    assert_same(lambda x, w: matmul_xla(x, w, INDEX), x, w)
 
 
 def test_gradients_by_index():

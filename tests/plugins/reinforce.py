@@ -10,8 +10,9 @@ import optax
 import volvox as vx
 from volvox.data import metrics, segments
 from volvox.learners import OnPolicy, Schedule, Turn
-from volvox.learners.learner import apply_gradient, make_optimizer, with_metrics
-from volvox.learners.on_policy import Collected
+from volvox.learners.learner import apply_gradient, with_metrics
+from volvox.learners.on_policy import OnPolicyData
+from volvox.sparsity.optimizers import make_optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,8 @@ class ReinforceLearner(OnPolicy):
         super().__init__(settings, network, env)
         self.optimizer = make_optimizer(settings.optimizer, settings.learning_rate)
 
-    def init(self, key: jax.Array) -> tuple[Collected, Learning]:
-        collected, params = self.collect(), self.network.policy.init(key)
+    def init(self, key: jax.Array) -> tuple[OnPolicyData, Learning]:
+        collected, params = self.init_collected(), self.network.policy.init(key)
         learning = Learning(params, self.optimizer.init(params), jnp.int32(0), {})
         turn = Turn(0, jnp.int32(0), jnp.int32(0), jnp.float32(0))
         return collected, with_metrics(learning, lambda learning: self.update(collected, learning, turn))
@@ -87,14 +88,14 @@ class ReinforceLearner(OnPolicy):
         total = each.sum(where=segment.valid)
         return total, metrics.means({"loss": total}, count=segment.valid.sum())
 
-    def work(self, collected: Collected, learning: Learning, key: jax.Array, turn: Turn) -> Any:
+    def work(self, collected: OnPolicyData, learning: Learning, key: jax.Array, turn: Turn) -> Any:
         """Updates the parameters when all groups have acted in the first beat after a round."""
         if turn.group < self.env.num_groups - 1:
             return collected, learning
         due = ((turn.beat == 0) & (turn.round > 0)).astype(jnp.int32)
         return collected, jax.lax.fori_loop(0, due, lambda _, x: self.update(collected, x, turn), learning)
 
-    def update(self, collected: Collected, learning: Learning, turn: Turn) -> Learning:
+    def update(self, collected: OnPolicyData, learning: Learning, turn: Turn) -> Learning:
         """Updates the parameters by the segments of all groups."""
         gradient, count, gathered = jax.tree.map(jnp.zeros_like, learning.params), jnp.float32(0), learning.metrics
         for data in collected.collectors:

@@ -37,11 +37,6 @@ def test_initial_members_ignore_their_base():
     jax.tree.map(np.testing.assert_array_equal, params, population.rebuild(CODE, [3]))
 
 
-def test_a_sum_of_no_noise_is_zero():
-    total = population.weighted_noise(CODE, jnp.zeros(0, jnp.int32), jnp.zeros(0))
-    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(total))
-
-
 def test_vectors_there_and_back():
     vectors = jax.random.normal(jax.random.key(0), (5, CODE.num_parameters))
     params = population.from_vectors(CODE, vectors)

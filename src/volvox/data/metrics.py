@@ -16,7 +16,7 @@ import numpy as np
 from volvox.types import ALONE, Array, Axis, TimeStep
 
 EACH = "_each"
-"""End of the names of metrics that are lists over several learners."""
+"""Suffix of the names of metrics that are lists over several learners."""
 WINDOW = 100
 """Episodes over which scores are averaged."""
 
@@ -107,7 +107,7 @@ def init_episodes(*batch: int) -> Episodes:
 def update_episodes(
     episodes: Episodes, running: RunningEpisodes, timestep: TimeStep
 ) -> tuple[Episodes, RunningEpisodes]:
-    """Adds one timestep of `B` environments, whose observation is not used."""
+    """Adds one timestep of `B` environments; its observation is not used."""
     live = ~timestep.first
     returns = jnp.where(live, running[0] + timestep.reward, 0.0)
     lengths = jnp.where(live, running[1] + 1, 0)
@@ -145,7 +145,7 @@ _compiled_mean = jax.jit(latest_mean, static_argnames="num_envs")
 
 
 def over_devices(episodes: Episodes, gathered: Metrics, axis: Axis) -> tuple[Episodes, Metrics]:
-    """Returns the scores of episodes and the metrics of all devices together, inside of their program.
+    """Returns the scores of episodes and the metrics of all devices together; call it inside `shard_map`.
 
     The latest episodes of each device are taken, the same number from each.
     """

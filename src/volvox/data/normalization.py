@@ -21,8 +21,8 @@ from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeSte
 
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
-_LATEST = 2.0**23
-"""Largest count of observations. Beyond it, older ones are forgotten, because a float32 cannot count further."""
+_MAX_COUNT = 2.0**23
+"""Largest count of observations; beyond it, older observations lose weight."""
 
 
 class Moments(NamedTuple):
@@ -48,7 +48,7 @@ def init(like: ArrayTree) -> Moments:
 def update(moments: Moments, observation: ArrayTree, axis: Axis = ALONE) -> Moments:
     """Adds observations `[B, n...]` of all devices (Chan et al. 1979, Updating formulae for computing variances)."""
     b = jax.tree.leaves(observation)[0].shape[0]
-    mean = axis.mean(jax.tree.map(lambda x: x.mean(axis=0), observation))
+    mean = jax.tree.map(lambda x: x / axis.size, axis.sum(jax.tree.map(lambda x: x.mean(axis=0), observation)))
     squares = axis.sum(jax.tree.map(lambda x, mean: ((x - mean) ** 2).sum(axis=0), observation, mean))
     return _merged(moments, b * axis.size, mean, squares)
 
@@ -60,7 +60,7 @@ def _merged(moments: Moments, b: int | Array, mean: ArrayTree, squares: ArrayTre
     total = jax.tree.map(
         lambda old, new, d: old + new + d**2 * (moments.num * b / count), moments.squares, squares, difference
     )
-    kept = jnp.minimum(1.0, _LATEST / count)
+    kept = jnp.minimum(1.0, _MAX_COUNT / count)
     return Moments(
         num=count * kept,
         mean=jax.tree.map(lambda old, d: old + d * (b / count), moments.mean, difference),
@@ -74,11 +74,11 @@ def normalize(moments: Moments, observation: ArrayTree) -> ArrayTree:
     The entry `action_mask` of a dict is never changed.
     """
 
-    def one(mean: Array, inverse: Array, observation: Array) -> Array:
+    def normalize_leaf(mean: Array, inverse: Array, observation: Array) -> Array:
         scaled = (observation - mean) * inverse
         return jnp.where(moments.num > 0, jnp.clip(scaled, -_LIMIT, _LIMIT), observation)
 
-    normalized = jax.tree.map(one, moments.mean, _inverse_deviation(moments), observation)
+    normalized = jax.tree.map(normalize_leaf, moments.mean, _inverse_deviation(moments), observation)
     if isinstance(observation, dict) and "action_mask" in observation:
         normalized["action_mask"] = observation["action_mask"]
     return normalized

@@ -115,14 +115,7 @@ def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
     return (held >= min(timesteps, capacity)) & (starts > 0).all()
 
 
-def sample(
-    key: Array,
-    replay: Replay,
-    size: int,
-    *,
-    discount: float,
-    n_step: int = 1,
-) -> Batch:
+def sample(key: Array, replay: Replay, size: int, *, discount: float, n_step: int = 1) -> Batch:
     """Draws transitions uniformly, with repetition.
 
     Args:

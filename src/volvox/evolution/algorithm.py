@@ -120,17 +120,19 @@ def evolve(
         `env.num_envs` slots. Results are the same on pure-JAX environments.
 
     Returns:
-      `Algorithm`, whose result is the current elite. Its metrics: `training_*` over the members; `validation_*`,
-      `elite_*` and `candidates_mean` (`strategy.choose`); `test_*` if asked for; cumulative `Counts`,
-      and `timesteps`, the timesteps of `frames`; `frames_per_second`; `occupancy` and `makespan_over_bound` of
-      training; seconds of each part; the cutoff; and the strategy's own. Its `log` has, for each member of the last
+      `Algorithm`, whose result is the current elite. Its metrics: scores and lengths of the members, such as
+      `training_mean`, with `num_nan` and `fraction_cut`, the fraction of training episodes that reached the cutoff;
+      `validation_*`, `elite_*` and `candidates_mean` (`strategy.choose`); `test_*` if asked for; cumulative `Counts`,
+      and `timesteps`, the timesteps of `frames`; `frames_per_second`; `occupancy`, `makespan_over_bound` and
+      `training_timesteps_per_second` of training; seconds of each part, such as `training_seconds`;
+      `max_episode_steps`, the cutoff; and the strategy's own. Its `log` has, for each member of the last
       generation, `parent`, `seed`, `scale`, `initial`, `fitness`, `length` (timesteps) and `behavior` (of the first
       episode); and with lineages `base_parent`, `base_seed`, `base_scale` and `base_initial`: the descent of each base
       from the previous bases, the elite last.
 
     Raises:
-      TypeError: an argument of another type.
-      ValueError: slots or members do not fit into memory, a cutoff that is out of range, a network that does not fit
+      TypeError: An argument has the wrong type.
+      ValueError: Slots or members do not fit into memory, a cutoff that is out of range, a network that does not fit
         the environment's actions, noise that does not fit the network or the strategy, or a behaviour that the
         environment does not provide or that does not cover an episode.
     """
@@ -166,18 +168,23 @@ def evolve(
     else:
         check_has("workers", workers, ("evaluator",), "vx.distributed.ray(...), or None for this process")
         run.evaluator = workers.evaluator(make_local, env.num_envs, chunk_seconds)
-    given: dict[str, Any] = {"network": network, "env": env.config, "validation": validation, "noise": noise}
-    given["behavior"] = behavior
-    given["max_episode_steps"] = cutoff.start if cutoff.fraction >= 1 else max_episode_steps
-    given["test_max_episode_steps"] = test_max_episode_steps
-    here: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "workers": workers}  # not saved
+    saved_arguments: dict[str, Any] = {
+        "network": network,
+        "env": env.config,
+        "validation": validation,
+        "noise": noise,
+        "behavior": behavior,
+        "max_episode_steps": cutoff.start if cutoff.fraction >= 1 else max_episode_steps,
+        "test_max_episode_steps": test_max_episode_steps,
+    }
+    local_arguments: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "workers": workers}
     return Algorithm(
         init=run.init,
         step=run.step,
         variables=run.variables,
         policy=genotype.policy,
         env=env,
-        config={"type": "volvox.evolve", "strategy": strategy, **given},
+        config={"type": "volvox.evolve", "strategy": strategy, **saved_arguments},
         close=run.evaluator.close,
         genome=run.genome if run.has_lineage else None,
         from_genome=run.from_genome if run.has_lineage else None,
@@ -186,7 +193,7 @@ def evolve(
         restore=run.restore,
         log=run.log,
         profile=run.profile if workers is None else None,
-        remake=functools.partial(evolve, **given | here),
+        remake=functools.partial(evolve, **saved_arguments | local_arguments),
     )
 
 
@@ -226,7 +233,8 @@ class _Evolution:
         encoding: Encoding,
     ):
         """Computes shapes alone; raises ValueError if noise, validation or memory do not fit."""
-        self.validation, self.genotype, self.env, self.name = validation, genotype, env, type(strategy).__name__
+        self.name = type(strategy).__name__
+        self.validation, self.genotype, self.env = validation, genotype, env
         self.cutoff, self.test_max_episode_steps = cutoff, test_max_episode_steps
         n = integer("population_size", strategy.population_size, low=1)
         optional = {name: getattr(strategy, name, default) for name, default in _OPTIONAL.items()}
@@ -245,7 +253,8 @@ class _Evolution:
         self._candidates, self._adopt = wrap(strategy.candidates), wrap(strategy.adopt)
 
         state = jax.eval_shape(strategy.init, jax.random.key(0), encoding)
-        challengers, self.num_rows = None, n + 1
+        challengers = None
+        self.num_rows = n + 1
         self.has_lineage = getattr(state, "survivors", None) is not None
         if strategy.traceable:
             population, state = jax.eval_shape(strategy.ask, jax.random.key(0), state, encoding)
@@ -281,7 +290,9 @@ class _Evolution:
         self, state: EvolveState, *, monitor: Monitor | None = None, budget: Budget = UNLIMITED
     ) -> tuple[EvolveState, dict[str, Any]]:
         """Makes a generation; see `Algorithm.step`. The budget has no effect, because generations are whole."""
-        began, frames, code = time.perf_counter(), state.counts.total_frames, self.evaluator.encoding
+        began = time.perf_counter()
+        frames = state.counts.total_frames
+        encoding = self.evaluator.encoding
         row: dict[str, Any] = {"generation": state.generation + 1, "max_episode_steps": state.max_episode_steps}
         trained: Any = (None, None)  # the population and its evaluation
         candidates: Any = None
@@ -289,26 +300,26 @@ class _Evolution:
         for role in self.sizes:
             if role == "training":
                 ask_key, tell_key = self._keys(state)
-                population, inner = self._ask(ask_key, state.strategy, code)
+                population, inner = self._ask(ask_key, state.strategy, encoding)
                 evaluation, state = self._play(state, role, self._on_bases(population, state), row, monitor)
-                inner, metrics = self._tell(tell_key, inner, population, evaluation, code)
+                inner, metrics = self._tell(tell_key, inner, population, evaluation, encoding)
                 trained = (population, evaluation)
                 members = members_of(population)._asdict() | _results(evaluation)
                 state = state._replace(strategy=inner, members=members)
                 row["fraction_cut"] = float(np.mean(np.asarray(evaluation.lengths) >= state.max_episode_steps))
                 row |= _numbers(summary(evaluation) | metrics)
             elif role == "validation":
-                challengers = self._candidates(state.strategy, *trained, code)
+                challengers = self._candidates(state.strategy, *trained, encoding)
                 candidates, elite = self._with_elite(state, trained[0], challengers)
                 result, state = self._play(state, role, candidates, row, monitor)
                 challenger, winner, score, chosen = choose(self.validation, state.score, elite, result)
-                inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), code)
+                inner, metrics = self._adopt(state.strategy, candidates, result, jnp.int32(winner), encoding)
                 score = score._replace(length=float(candidates.priority[winner]))
                 state = state._replace(strategy=inner, score=score)
                 row |= chosen | _numbers(metrics)
                 if state.lineage is None and winner != elite:
                     members = _take(members_of(candidates), slice(winner, winner + 1))
-                    state = state._replace(bases=_decode_many(code, candidates.bases, members))
+                    state = state._replace(bases=_decode_many(encoding, candidates.bases, members))
             else:
                 i = challenger if self.strategy.validates_first else winner
                 tested = _take(candidates._replace(bases=()), slice(i, i + 1))
@@ -318,7 +329,8 @@ class _Evolution:
                 row["test_score"], row["test_standard_error"] = float(scores[0]), float(errors[0])
                 row["test_best"] = float(np.asarray(result.returns).max())
         if state.lineage is None:  # moved by gradients; with lineages, bases are sums of few numbers
-            if not _are_finite((state.bases, getattr(state.strategy, "bases", ()))):
+            params = (state.bases, getattr(state.strategy, "bases", ()))
+            if not all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
                 raise FloatingPointError(
                     f"{self.name}, generation {row['generation']}: parameters are no longer finite; the generation is "
                     "dropped. Lower learning_rate or noise_std."
@@ -326,7 +338,7 @@ class _Evolution:
         else:
             survivors = jax.tree.map(jnp.append, state.strategy.survivors, _take(members_of(candidates), winner))
             state = state._replace(
-                bases=_decode_many(code, state.bases, survivors),
+                bases=_decode_many(encoding, state.bases, survivors),
                 lineage=lineages.extend(state.lineage, survivors),
                 members=(state.members or {}) | {f"base_{name}": x for name, x in survivors._asdict().items()},
             )
@@ -345,7 +357,8 @@ class _Evolution:
         self, state: EvolveState, population: Population | None, challengers: Population | None
     ) -> tuple[Population, int | None]:
         """Returns the candidates, and the index of the elite so far among them; None in the first generation."""
-        first, (count, v) = state.generation == 0, self.sizes["validation"]
+        first = state.generation == 0
+        count, num_episodes = self.sizes["validation"]
         source: Any = population if challengers is None else challengers
         row = self.num_rows - 1 if state.lineage is not None else _num_rows(source.bases)
         elite = (np.int32(row), np.int32(0), np.float32(0), np.bool_(False), np.float32(state.score.length))
@@ -355,14 +368,16 @@ class _Evolution:
             fields = [np.asarray(results[name])[best] for name in (*Member._fields, "length")]
             if not first:
                 fields = [np.append(x, field[:-1]) for x, field in zip(elite, fields, strict=True)]
-            plays, index = np.ones(count, bool), 0
+            plays = np.ones(count, bool)
+            index = 0
         else:
             fields = (*members_of(challengers), challengers.priority)
             fields = [np.append(field, x) for field, x in zip(fields, elite, strict=True)]
             plays = np.append(challengers.episodes > 0, not first)
             index = len(plays) - 1
         *members, priority = fields
-        candidates = Population._make((source.bases, *members, np.where(plays, v, 0).astype(np.int32), priority))
+        episodes = np.where(plays, num_episodes, 0).astype(np.int32)
+        candidates = Population._make((source.bases, *members, episodes, priority))
         return self._on_bases(candidates, state), None if first else index
 
     def _on_bases(self, population: Population, state: EvolveState) -> Population:
@@ -375,7 +390,9 @@ class _Evolution:
         self, state: EvolveState, role: str, population: Population, row: dict[str, Any], monitor: Monitor | None
     ) -> tuple[Evaluation, EvolveState]:
         """Evaluates a population, checks the results, and counts frames."""
-        began, i, test = time.perf_counter(), list(self.sizes).index(role), role == "test"
+        began = time.perf_counter()
+        i = list(self.sizes).index(role)
+        test = role == "test"
         evaluation, statistics = self.evaluator.evaluate(
             population,
             self.sizes[role][1],
@@ -387,7 +404,8 @@ class _Evolution:
             lineage=state.lineage,
             monitor=None if monitor is None else self._monitor(role, monitor),
         )
-        seconds, (returns, lengths, valid) = time.perf_counter() - began, map(np.asarray, evaluation[:3])
+        seconds = time.perf_counter() - began
+        returns, lengths, valid = map(np.asarray, evaluation[:3])
         nan, infinite = int(np.isnan(returns[valid]).sum()), int(np.isinf(returns[valid]).sum())
         counted = f"{self.env.spec.name}, {role} in generation {state.generation + 1}: "
         counted += f"of {valid.sum()} returns {nan} are NaN and {infinite} infinite"
@@ -395,11 +413,14 @@ class _Evolution:
             raise FloatingPointError(f"{counted}. Rewards and observations must be finite.")
         if nan:
             warnings.warn(f"{counted}; these members are ranked last", UserWarning, stacklevel=2)
-        timesteps, row[f"{role}_seconds"] = int(lengths.sum(dtype=np.int64)), seconds
+        timesteps = int(lengths.sum(dtype=np.int64))
+        row[f"{role}_seconds"] = seconds
         if role == "training":
-            row["occupancy"], row["makespan_over_bound"] = statistics.occupancy, statistics.makespan_over_bound(lengths)
+            row["occupancy"] = statistics.occupancy
+            row["makespan_over_bound"] = statistics.makespan_over_bound(lengths)
             row["training_timesteps_per_second"] = timesteps / seconds
-        frame_skip, counts = self.env.spec.frame_skip, state.counts
+        frame_skip = self.env.spec.frame_skip
+        counts = state.counts
         scored = timesteps * frame_skip
         counts = Counts(
             frames=counts.frames + (0 if test else scored),
@@ -425,7 +446,8 @@ class _Evolution:
 
     def _keys(self, state: EvolveState) -> tuple[Array, Array]:
         """The keys of `ask` and `tell`."""
-        key, i = jax.random.fold_in(state.key, state.generation), list(self.sizes).index("training")
+        key = jax.random.fold_in(state.key, state.generation)
+        i = list(self.sizes).index("training")
         return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.sizes) + i)
 
     def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, tuple[float, float, float]]:
@@ -460,14 +482,15 @@ class _Evolution:
         key, generation = fields[("key",)], int(fields[("generation",)])
         if generation == 0:
             return self.init(key)
-        code, lineage = self.evaluator.encoding, lineages.zeros(generation, self.num_rows) if self.has_lineage else None
-        inner = jax.eval_shape(lambda: _strong(self.strategy.init(key, code)))
-        like = EvolveState(key, generation, inner, code.zeros(1), EliteScore(), lineage, self.cutoff.start)
+        encoding = self.evaluator.encoding
+        lineage = lineages.zeros(generation, self.num_rows) if self.has_lineage else None
+        inner = jax.eval_shape(lambda: _strong(self.strategy.init(key, encoding)))
+        like = EvolveState(key, generation, inner, encoding.zeros(1), EliteScore(), lineage, self.cutoff.start)
         state = restored(saved, self.save(like), owner="run of evolution")
         if state.lineage is None:
             return state
         log = jax.tree.map(np.asarray, state.lineage)
-        bases = [lineages.rebuild(code, lineages.genome(log, base)) for base in range(self.num_rows)]
+        bases = [lineages.rebuild(encoding, lineages.genome(log, base)) for base in range(self.num_rows)]
         return state._replace(bases=jax.tree.map(lambda *x: jnp.stack(x), *bases), lineage=log)
 
     def log(self, state: EvolveState) -> dict[str, np.ndarray]:
@@ -492,11 +515,6 @@ def _join(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
         return jnp.pad(joined, [(0, max(num_rows - len(joined), 0))] + [(0, 0)] * (joined.ndim - 1))
 
     return jax.tree.map(join, bases, elite)
-
-
-@jax.jit
-def _are_finite(tree: ArrayTree) -> Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 def _take(tree: Any, index: int | slice) -> Any:

@@ -1,12 +1,12 @@
 """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
 
-A generation first plays the current parameters against the elite so far (validation). Then it plays pairs of members
-on either side of the parameters, and moves these along the noise, weighted by shaped fitness. With a novelty objective
-this is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560): several parameter vectors take turns.
+A base is a parameter vector. A generation first plays the base against the elite so far (validation). Then it plays
+pairs of members, the base plus and minus the same noise, and moves the base by the sum of the noise, weighted by shaped
+fitness. With a novelty objective this is NS-ES, NSR-ES or NSRA-ES (Conti et al. 2018, arXiv 1712.06560), in which
+several bases take turns.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -15,21 +15,22 @@ import optax
 
 from volvox._checks import check_type, integers, numbers
 from volvox.evolution.novelty import Novelty
-from volvox.evolution.strategy import SHAPINGS, Metrics, Scheduled, Shaping, fitness, mean_length, schedule
+from volvox.evolution.strategy import SHAPINGS, Scalars, Scheduled, Shaping, fitness, mean_length, schedule
 from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors, weighted_noise
 from volvox.rollout.behaviors import Behavior, Nothing
+from volvox.sparsity.optimizers import Optimizer, make_optimizer
 from volvox.types import Array, ArrayTree, Evaluation, Population
 
 
 class ESState(NamedTuple):
-    """M parameter vectors.
+    """State of M bases.
 
     Attributes:
       bases: Parameters, leaves `[M, ...]`.
-      optimizer: The optimiser's state of each, leaves `[M, ...]`.
-      expected_length: float32 `[M]`: Mean episode length of each in validation, timesteps.
+      optimizer: The optimiser's state of each base, leaves `[M, ...]`.
+      expected_length: float32 `[M]`: Mean episode length of each base in validation, timesteps.
       generation: int32: Generations completed.
-      updated: int32: Index of the vector that was updated last.
+      updated: int32: Index of the base that was updated last.
       novelty: The state of the novelty objective, or ().
     """
 
@@ -43,9 +44,7 @@ class ESState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ES:
-    """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
-
-    The defaults suit an hour of two cores; `paper` has the published settings.
+    """Settings of an evolution strategy; the defaults are for about one hour on two cores.
 
     Example:
       >>> algorithm = vx.evolve(vx.ES(population_size=64), network, env)
@@ -56,21 +55,21 @@ class ES:
       population_size: N, members of a generation: N/2 pairs.
       noise_std: Standard deviation of the noise: a number, or a schedule over generations (see
         `volvox.evolution.strategy.schedule`).
-      learning_rate: Of the optimiser: a number, or a schedule over updates, which with several bases counts the updates
-        of each base apart; None if `optimizer` is a ready-made transformation.
+      learning_rate: Learning rate: a number, or a schedule over the updates of each base. None: `optimizer` is
+        ready-made.
       optimizer: A function of the learning rate that makes an optax transformation, or a ready-made transformation.
       l2_coefficient: Parameters times this are added to the gradient.
       fitness_shaping: How fitness becomes weights: `centered_ranks`, `z_scores` or `raw`.
       objective: None: returns. `Novelty(...)`: novelty, or a mixture of both.
-      num_bases: M, parameter vectors that take turns with a novelty objective, which chooses among them (published: 3
-        on Atari, 5 on Humanoid).
+      num_bases: M, bases. Several need a novelty objective, which chooses the base of each generation (published: 3 on
+        Atari, 5 on Humanoid).
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
 
     population_size: int = 128
     noise_std: Scheduled = 0.02
     learning_rate: Scheduled | None = 0.01
-    optimizer: optax.GradientTransformation | Callable[..., optax.GradientTransformation] = optax.adam
+    optimizer: Optimizer = optax.adam
     l2_coefficient: float = 0.005
     fitness_shaping: Shaping = "centered_ranks"
     objective: Novelty | None = None
@@ -90,7 +89,7 @@ class ES:
         _ = self.transformation  # raises ValueError if the learning rate does not fit
         check_type("objective", self.objective, (Novelty, type(None)), "vx.Novelty(...), or None for returns")
         if self.objective is None and self.num_bases > 1:
-            raise ValueError(f"num_bases={self.num_bases}: several vectors take turns with a Novelty objective only.")
+            raise ValueError(f"num_bases={self.num_bases}: several bases need a Novelty objective.")
 
     @classmethod
     def paper(cls) -> "ES":
@@ -98,18 +97,10 @@ class ES:
         return cls(population_size=5_000)
 
     @property
-    def transformation(self) -> optax.GradientTransformation:
+    def transformation(self) -> optax.GradientTransformationExtraArgs:
         """The optimiser with its learning rate."""
-        optimizer, rate = self.optimizer, self.learning_rate
-        if callable(optimizer) and rate is not None:
-            optimizer = optimizer(schedule("learning_rate", rate))
-        elif callable(optimizer) or rate is not None:
-            raise ValueError(
-                f"learning_rate={rate}: give one with a function such as optax.adam, and None with a ready-made "
-                "transformation, which has its own."
-            )
-        check_type("optimizer", optimizer, optax.GradientTransformation, "optax, for example optax.adam")
-        return optimizer
+        rate = self.learning_rate
+        return make_optimizer(self.optimizer, rate if rate is None else schedule("learning_rate", rate))
 
     @property
     def behavior(self) -> Behavior:
@@ -134,15 +125,16 @@ class ES:
         return state if self.objective is None else state._replace(novelty=self.objective.forget_scores(state.novelty))
 
     def candidates(self, state: ESState, population: None, evaluation: None, encoding: Encoding) -> Population:
-        """Returns the current parameters: all vectors in the first generation, then the one that was updated."""
+        """Returns the bases; all play in the first generation, then the base that was updated."""
         episodes = self._validated(state).astype(jnp.int32)
         return explicit(state.bases)._replace(episodes=episodes, priority=state.expected_length)
 
     def adopt(
         self, state: ESState, candidates: Population, evaluation: Evaluation, winner: Array, encoding: Encoding
-    ) -> tuple[ESState, Metrics]:
-        """Takes lengths and behaviours from the validation of the current parameters."""
-        played, evaluation = self._validated(state), jax.tree.map(lambda x: x[: self.num_bases], evaluation)
+    ) -> tuple[ESState, Scalars]:
+        """Takes lengths and behaviours from the validation of the bases."""
+        played = self._validated(state)
+        evaluation = jax.tree.map(lambda x: x[: self.num_bases], evaluation)
         lengths = jnp.where(played, mean_length(evaluation), state.expected_length)
         state = state._replace(expected_length=lengths)
         if self.objective is None:
@@ -151,8 +143,9 @@ class ES:
         return state._replace(novelty=novelty), metrics
 
     def ask(self, key: Array, state: ESState, encoding: Encoding) -> tuple[Population, ESState]:
-        """Returns one vector plus and minus the noise of N/2 seeds."""
-        n, (key_choice, key_seed) = self.population_size, jax.random.split(key)
+        """Returns one base plus and minus the noise of N/2 seeds."""
+        n = self.population_size
+        key_choice, key_seed = jax.random.split(key)
         base = jnp.int32(0) if self.objective is None else self.objective.choose(key_choice, state.novelty)
         population = Population(
             bases=state.bases,
@@ -167,14 +160,14 @@ class ES:
 
     def tell(
         self, key: Array, state: ESState, population: Population, evaluation: Evaluation, encoding: Encoding
-    ) -> tuple[ESState, Metrics]:
-        """Moves the vector: the optimiser's update with L2 minus `1/N sum_k (f_k+ - f_k-) noise_k` as the gradient."""
+    ) -> tuple[ESState, Scalars]:
+        """Updates the base by the gradient `l2_coefficient * base - 1/N sum_k (f_k+ - f_k-) noise_k`."""
         base = population.parent[0]
-        shape = SHAPINGS[self.fitness_shaping]
+        shaping = SHAPINGS[self.fitness_shaping]
         if self.objective is None:
-            weights = shape(fitness(evaluation))
+            weights = shaping(fitness(evaluation))
         else:
-            weights = self.objective.weigh(state.novelty, evaluation, shape)
+            weights = self.objective.weigh(state.novelty, evaluation, shaping)
         params, optimizer = jax.tree.map(lambda x: x[base], (state.bases, state.optimizer))
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
@@ -193,7 +186,7 @@ class ES:
         return state._replace(bases=bases, optimizer=optimizer, generation=generation, updated=base), metrics
 
     def _validated(self, state: ESState) -> Array:
-        """The vectors that play validation, bool `[M]`: all at first, then the one that was updated."""
+        """The bases that play validation, bool `[M]`: all in the first generation, then the base that was updated."""
         return (state.generation == 0) | (jnp.arange(self.num_bases) == state.updated)
 
     def _std(self, state: ESState) -> Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from volvox._checks import integers
-from volvox.evolution.strategy import Metrics, fitness, raw
+from volvox.evolution.strategy import Scalars, fitness, raw
 from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors
 from volvox.types import Array, Evaluation, Population
 
@@ -91,7 +91,7 @@ class Evosax:
 
     def tell(
         self, key: Array, state: State, population: Population, evaluation: Evaluation, encoding: Encoding
-    ) -> tuple[State, Metrics]:
+    ) -> tuple[State, Scalars]:
         """Tells the algorithm minus the mean returns."""
         (algorithm, params), (current, begun) = self._made(encoding), state
         loss = -raw(fitness(evaluation))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from volvox._checks import check_type, integers
 from volvox.evolution.novelty import Novelty
-from volvox.evolution.strategy import Metrics, Scheduled, fitness, mean_length, schedule
+from volvox.evolution.strategy import Scalars, Scheduled, fitness, mean_length, schedule
 from volvox.population.decoding import Encoding, Member, first_ancestors, members_of
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.types import Array, Evaluation, Population
@@ -43,7 +43,8 @@ class GAState(NamedTuple):
 class GA:
     """The deep genetic algorithm with truncation selection (Such et al. 2017, arXiv 1712.06567, algorithm 1).
 
-    The defaults suit an hour of two cores; `paper` has the published settings. Without parents it is random search.
+    The defaults are for about one hour on two cores; `paper` has the published settings. Without parents it is random
+    search.
 
     Example:
       >>> strategy = vx.GA(population_size=64, mutation_std=0.01)
@@ -109,7 +110,8 @@ class GA:
 
     def ask(self, key: Array, state: GAState, encoding: Encoding) -> tuple[Population, GAState]:
         """Returns mutated copies of parents drawn uniformly; first ancestors at first, or without parents."""
-        n, (key_parent, key_seed) = self.population_size, jax.random.split(key)
+        n = self.population_size
+        key_parent, key_seed = jax.random.split(key)
         parent = jax.random.randint(key_parent, (n,), 0, max(self.num_parents, 1), jnp.int32)
         population = Population(
             bases=None,
@@ -124,7 +126,7 @@ class GA:
 
     def tell(
         self, key: Array, state: GAState, population: Population, evaluation: Evaluation, encoding: Encoding
-    ) -> tuple[GAState, Metrics]:
+    ) -> tuple[GAState, Scalars]:
         """Truncation selection: the T members with the highest returns, or the most novel, become parents."""
         scores, state_of_novelty, metrics = fitness(evaluation), state.novelty, {}
         if self.objective is not None:
@@ -142,7 +144,7 @@ class GA:
 
     def adopt(
         self, state: GAState, candidates: Population, evaluation: Evaluation, winner: Array, encoding: Encoding
-    ) -> tuple[GAState, Metrics]:
+    ) -> tuple[GAState, Scalars]:
         """Elitism: the elite takes the place of the last parent, unless it is a parent already."""
         t = self.num_parents
         if self.objective is not None or not t:

@@ -3,7 +3,7 @@
     GA(objective=Novelty(behavior=Last("position", 2)))                           # novelty search
     ES(objective=Novelty.nsr_es(behavior=Last("position", 2)), num_bases=3)       # NSR-ES
 
-With evolution strategies it is the family of Conti et al. 2018 (arXiv 1712.06560), in which a few parameter vectors
+With evolution strategies it is the family of Conti et al. 2018 (arXiv 1712.06560), in which a few bases
 take turns: NS-ES follows novelty alone, NSR-ES novelty and returns evenly, and NSRA-ES adapts their weights.
 """
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integers, numbers
-from volvox.evolution.strategy import Metrics, centered_ranks, fitness, mean_over_episodes
+from volvox.evolution.strategy import Scalars, centered_ranks, fitness, mean_over_episodes
 from volvox.rollout.behaviors import Behavior, check_kind
 from volvox.types import Array, Evaluation
 
@@ -83,11 +83,11 @@ def novelty(behaviors: Array, others: Array, held: Array, k: int) -> Array:
 
 
 class NoveltyState(NamedTuple):
-    """The state of novelty search with M parameter vectors; M is 0 for a genetic algorithm.
+    """The state of novelty search with M bases; M is 0 for a genetic algorithm.
 
     Attributes:
       archive: The archive.
-      behaviors: float32 `[M, D]`: The behaviour of each vector in its last validation.
+      behaviors: float32 `[M, D]`: The behaviour of each base in its last validation.
       reward_weight: float32: The share of returns; the rest is novelty.
       best_score: float32: The best mean return so far; -inf before the first, and after the cutoff has grown.
       stagnant: int32: Generations since the best score or the weight last changed.
@@ -106,7 +106,7 @@ class Novelty:
 
     With a genetic algorithm, novelty is the distance of a member's first episode to the archive and to the generation
     itself. The elite is chosen by returns all the same, but it is not made a parent. With evolution strategies, novelty
-    is the distance of each episode to the archive, averaged, and each generation updates one vector, drawn in
+    is the distance of each episode to the archive, averaged, and each generation updates one base, drawn in
     proportion to its novelty.
 
     Example:
@@ -118,7 +118,7 @@ class Novelty:
       num_neighbors: k; novelty is the mean distance to the k nearest behaviours (published: 10).
       archive_size: Behaviours that the archive holds; then new ones replace the oldest.
       num_archived: Members of each generation, drawn at random, whose behaviour a genetic algorithm archives
-        (published: about a hundredth of the population). Evolution strategies archive each vector that is validated.
+        (published: about a hundredth of the population). Evolution strategies archive each base that is validated.
       reward_weight: Share of returns, from 0 (novelty alone) to 1; both are shaped before.
       reward_weight_step: Change of the share: up when the best score improves, down when it stagnates. None: the share
         is fixed (published: 0.05).
@@ -165,7 +165,7 @@ class Novelty:
             stagnant=jnp.int32(0),
         )
 
-    def rank(self, state: NoveltyState, seed: Array, evaluation: Evaluation) -> tuple[Array, NoveltyState, Metrics]:
+    def rank(self, state: NoveltyState, seed: Array, evaluation: Evaluation) -> tuple[Array, NoveltyState, Scalars]:
         """Scores members by their novelty in the archive and the generation, and archives some of them.
 
         Returns:
@@ -185,10 +185,10 @@ class Novelty:
         metrics = {"novelty_best": values.max(), "novelty_mean": jnp.mean(values, where=jnp.isfinite(values))}
         return scores, state, metrics | _metrics(state)
 
-    def observe(self, state: NoveltyState, played: Array, evaluation: Evaluation) -> tuple[NoveltyState, Metrics]:
-        """Archives the first episode of each of the M vectors that `played` (bool `[M]`) validation.
+    def observe(self, state: NoveltyState, played: Array, evaluation: Evaluation) -> tuple[NoveltyState, Scalars]:
+        """Archives the first episode of each of the M bases that `played` (bool `[M]`) validation.
 
-        A vector without a return is not archived, and has no novelty.
+        A base without a return is not archived, and has no novelty.
         """
         returned = jnp.isfinite(fitness(evaluation))
         latest = jnp.where(returned[:, None], evaluation.behaviors[:, 0], jnp.nan)
@@ -203,18 +203,18 @@ class Novelty:
         return state._replace(best_score=jnp.float32(-jnp.inf), stagnant=jnp.int32(0))
 
     def choose(self, key: Array, state: NoveltyState) -> Array:
-        """Draws the index of a vector in proportion to its novelty; uniformly if nothing is novel."""
+        """Draws the index of a base in proportion to its novelty; uniformly if nothing is novel."""
         values = novelty(state.behaviors, state.archive.behaviors, state.archive.held, self.num_neighbors)
         values = jnp.maximum(values, 0.0)
         return jax.random.categorical(key, jnp.where(values.sum() > 0, jnp.log(values), 0.0)).astype(jnp.int32)
 
-    def weigh(self, state: NoveltyState, evaluation: Evaluation, shape: Callable[[Array], Array]) -> Array:
-        """Weighs the members around a vector by shaped returns and shaped novelty; float32 `[N]`."""
+    def weigh(self, state: NoveltyState, evaluation: Evaluation, shaping: Callable[[Array], Array]) -> Array:
+        """Weighs the members around a base by shaped returns and shaped novelty; float32 `[N]`."""
         (n, e, size), returns = evaluation.behaviors.shape, fitness(evaluation)
         behaviors, archive = evaluation.behaviors.reshape(n * e, size), state.archive
         values = novelty(behaviors, archive.behaviors, archive.held, self.num_neighbors)
         values = mean_over_episodes(values.reshape(n, e), evaluation.valid & jnp.isfinite(returns)[:, None])
-        return self._mixed(state, shape(returns), shape(values))
+        return self._mixed(state, shaping(returns), shaping(values))
 
     def _mixed(self, state: NoveltyState, returns: Array, novelty: Array) -> Array:
         return state.reward_weight * returns + (1 - state.reward_weight) * novelty
@@ -231,5 +231,5 @@ class Novelty:
         return state._replace(reward_weight=weight, best_score=jnp.maximum(score, state.best_score), stagnant=stagnant)
 
 
-def _metrics(state: NoveltyState) -> Metrics:
+def _metrics(state: NoveltyState) -> Scalars:
     return {"archive_size": state.archive.held.sum(), "reward_weight": state.reward_weight}

@@ -14,7 +14,7 @@ from volvox._checks import INT32, integers
 from volvox.population.decoding import Encoding
 from volvox.types import Array, Evaluation, Population
 
-Metrics = dict[str, Array]
+Scalars = dict[str, Array]
 """Scalars by name."""
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -62,7 +62,7 @@ class Strategy(Protocol):
 
     def tell(
         self, key: Array, state: Any, population: Population, evaluation: Evaluation, encoding: Encoding
-    ) -> tuple[Any, Metrics]:
+    ) -> tuple[Any, Scalars]:
         """Returns the state after the evaluation of a population, and scalars by name for the row of metrics."""
         ...
 
@@ -100,7 +100,7 @@ def mean_length(evaluation: Evaluation) -> Array:
 
 
 @jax.jit
-def summary(evaluation: Evaluation) -> Metrics:
+def summary(evaluation: Evaluation) -> Scalars:
     """Metrics of training: `training_best`, `_mean`, `_std`, `_median` of fitness, lengths, and `num_nan`.
 
     Members without a fitness are left out, and counted in `num_nan` if their return is NaN.

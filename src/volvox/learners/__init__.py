@@ -3,7 +3,8 @@
     algorithm = vx.learn(vx.A3C(), network, env)
     algorithm = vx.learn(vx.TD3(), vx.networks.ActorAndCritic(actor, critic), env)
 
-This package exports the interface for your own learners; `volvox` exports the learners themselves.
+This package exports the interface and the on-policy base for your own learners, and `Choice` and `Range`, from which
+sweeps and population-based training draw settings. `volvox` exports the learners themselves.
 """
 
 from volvox.learners.learner import Learner, Schedule, Turn

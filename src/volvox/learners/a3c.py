@@ -27,9 +27,9 @@ from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
 from volvox.data.segments import Segment, lambda_returns
-from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
-from volvox.learners.on_policy import TRACED, Collected, OnPolicy, check_settings, micro_batch_size
-from volvox.sparsity.optimizers import clipped, init_optimizers
+from volvox.learners.learner import Schedule, Turn, apply_gradient, with_metrics
+from volvox.learners.on_policy import ON_POLICY_TRACED, OnPolicy, OnPolicyData, check_settings, micro_batch_size
+from volvox.sparsity.optimizers import Optimizer, clipped, init_optimizers, make_optimizer
 from volvox.types import Array, ArrayTree, Env
 
 
@@ -64,8 +64,8 @@ class A3C:
         Without it, a segment is bootstrapped by the value predicted while acting, as in GA3C.
       rho_clip: V-trace's largest weight of a timestep, ρ̄.
       c_clip: V-trace's largest weight of a trace, c̄.
-      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: on a CPU about
-        64 transitions, otherwise at most 8,192.
+      micro_batch: Environments in one gradient computation, a divisor of a group's size. None: as many as have at most
+        64 transitions on a CPU and 8,192 elsewhere.
       updates_per_iteration: Updates in one iteration, and so in one row of metrics.
 
     Raises:
@@ -94,7 +94,7 @@ class A3C:
     c_clip: float = 1.0
     micro_batch: int | None = None
     updates_per_iteration: int = 100
-    traced = (*TRACED, "entropy_coefficient", "value_coefficient", "rho_clip", "c_clip")
+    traced = (*ON_POLICY_TRACED, "entropy_coefficient", "value_coefficient", "rho_clip", "c_clip")
 
     def __post_init__(self):
         check_settings(self)
@@ -157,7 +157,7 @@ class A3C:
         return _A3C(self, network, env)
 
 
-class Learning(NamedTuple):
+class A3CLearning(NamedTuple):
     """State of learning.
 
     Attributes:
@@ -189,11 +189,11 @@ class _A3C(OnPolicy):
         low, high = self.batches_due(np.arange(settings.segment_length))
         self.due = np.stack([low < high] * env.num_groups, axis=1)
 
-    def init(self, key: Array) -> tuple[Collected, Learning]:
-        collected = self.collect()
+    def init(self, key: Array) -> tuple[OnPolicyData, A3CLearning]:
+        collected = self.init_collected()
         (params,), (optimizer,) = init_optimizers(self.optimizer, [self.network.policy.init(key)])
         gradient = jax.tree.map(jnp.zeros_like, params)
-        learning = Learning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {})
+        learning = A3CLearning(params, optimizer, gradient, jnp.float32(0), jnp.int32(0), {})
         segment = segments.take(collected.collectors[0].ring, jnp.int32(0), jnp.int32(0), self.micro_batch)
         update = lambda learning: self.update(self.accumulate(learning, segment), jnp.float32(0))  # noqa: E731
         return collected, with_metrics(learning, update)
@@ -233,7 +233,7 @@ class _A3C(OnPolicy):
         sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
         return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
 
-    def accumulate(self, learning: Learning, segment: Segment) -> Learning:
+    def accumulate(self, learning: A3CLearning, segment: Segment) -> A3CLearning:
         """Adds the gradient of a micro-batch."""
         (_, new), gradient = jax.value_and_grad(self.loss, has_aux=True)(learning.params, segment, learning.update)
         return learning._replace(
@@ -242,7 +242,7 @@ class _A3C(OnPolicy):
             metrics=metrics.add(learning.metrics, new),
         )
 
-    def update(self, learning: Learning, mean_return: Array) -> Learning:
+    def update(self, learning: A3CLearning, mean_return: Array) -> A3CLearning:
         """Updates the parameters by the gradient gathered; sparse optimizers use the mean return."""
         gradient, transitions = self.env.axis.sum((learning.gradient, learning.transitions))
         if self.settings.loss_reduction == "mean":
@@ -258,7 +258,9 @@ class _A3C(OnPolicy):
             metrics=metrics.add(learning.metrics, metrics.means({"gradient_norm": optax.tree.norm(gradient)})),
         )
 
-    def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
+    def work(
+        self, collected: OnPolicyData, learning: A3CLearning, key: Array, turn: Turn
+    ) -> tuple[OnPolicyData, A3CLearning]:
         """Learns from the group's micro-batches that are due in this beat.
 
         With lag 0 all are due in beat 0, and the turn of the last group updates the parameters.
@@ -274,11 +276,13 @@ class _A3C(OnPolicy):
         low, high = (self.num_batches * (beat + i).clip(0, beats) // beats for i in (0, 1))
         return low, high
 
-    def finish(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
+    def finish(
+        self, collected: OnPolicyData, learning: A3CLearning, key: Array, turn: Turn
+    ) -> tuple[OnPolicyData, A3CLearning]:
         """Updates the parameters at the end of the round if there is a lag."""
         return collected, self.update_if(jnp.array(True), learning, turn) if self.settings.lag else learning
 
-    def update_if(self, due: Array, learning: Learning, turn: Turn) -> Learning:
+    def update_if(self, due: Array, learning: A3CLearning, turn: Turn) -> A3CLearning:
         """Updates the parameters if `due` is true and this is the last of the rounds that share an update."""
         learned = turn.round - self.delay + 1  # rounds learned since the environments were made
         due &= (learned > 0) & (learned % self.settings.rounds_per_update == 0)
@@ -286,14 +290,14 @@ class _A3C(OnPolicy):
         update = lambda _, learning: self.update(learning, turn.mean_return)  # noqa: E731
         return jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
 
-    def learn(self, collected: Collected, learning: Learning, turn: Turn, low: Array, high: Array) -> Learning:
+    def learn(self, collected: OnPolicyData, learning: A3CLearning, turn: Turn, low: Array, high: Array) -> A3CLearning:
         """Accumulates the gradients of micro-batches `low` to `high` of the group."""
         s, ring = self.settings, collected.collectors[turn.group].ring
         slot = (turn.round - self.delay) % (self.delay + 1)
         # Up to a lag of 1, the parameters that learn have predicted the bootstrap value themselves.
         part = {"num_envs": self.micro_batch, "with_next": s.vtrace and s.lag > 1}
 
-        def one(i: Array, learning: Learning) -> Learning:
+        def one(i: Array, learning: A3CLearning) -> A3CLearning:
             # With one micro-batch, nothing else would depend on `i`, and XLA would compute the gradient before the
             # loop, in every beat.
             place = slot + jnp.minimum(i, 0)

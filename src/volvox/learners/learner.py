@@ -1,4 +1,4 @@
-"""The learner interface, and the optimisers of learners.
+"""The learner interface, and functions of learners' updates.
 
 An algorithm is one file beside this one: its settings and the `Learner` that they make. Settings are a frozen dataclass
 with two methods: `bind(network, env)` returns the learner, and raises ValueError if network or environment do not fit;
@@ -17,11 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from volvox._checks import check_type
 from volvox.types import Array, ArrayTree, Policy, TimeStep, zeros
-
-Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
-"""The setting `optimizer`: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
 
 
 class Turn(NamedTuple):
@@ -111,23 +107,6 @@ def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:
     return learning._replace(metrics=zeros(jax.eval_shape(update, learning).metrics))
 
 
-def make_optimizer(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimiser of settings; raises ValueError if the learning rate is given twice or not at all.
-
-    Args:
-      optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
-      learning_rate: Number or schedule for such a function; None for a ready-made transformation.
-    """
-    if callable(optimizer) == (learning_rate is None):
-        raise ValueError(
-            f"{learning_rate=}, {optimizer=}: give a number with a function such as optax.adam, and None with a "
-            "ready-made optimizer, which has its own rate."
-        )
-    made = optimizer(learning_rate) if callable(optimizer) else optimizer
-    check_type("optimizer", made, optax.GradientTransformation, "or a function such as optax.adam")
-    return optax.with_extra_args_support(made)
-
-
 def apply_gradient(
     optimizer: optax.GradientTransformationExtraArgs,
     gradient: ArrayTree,
@@ -138,8 +117,6 @@ def apply_gradient(
     learning_rate: Any = None,
 ) -> tuple[ArrayTree, ArrayTree]:
     """Returns (parameters, state of the optimiser) after an update by a gradient.
-
-    It raises ValueError if the optimiser needs more than gradients and parameters.
 
     Args:
       optimizer: Optimiser that needs gradients and parameters only, sparse or not.
@@ -154,12 +131,5 @@ def apply_gradient(
     kept = optax.tree.get_all_with_path(state, "learning_rate")
     if learning_rate is not None and kept:
         state = optax.tree.set(state, learning_rate=jnp.asarray(learning_rate, kept[0][1].dtype))
-    try:
-        updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
-    except jax.errors.ConcretizationTypeError:
-        raise  # the optimizer branches on the learning rate
-    except TypeError as error:
-        raise ValueError(
-            f"optimizer: its update fails with gradients and parameters alone ({error}); take one such as optax.adam."
-        ) from error
+    updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
     return optax.apply_updates(params, updates), state

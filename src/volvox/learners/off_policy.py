@@ -18,11 +18,10 @@ from volvox.data import metrics, normalization, replay
 from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.replay import Batch, Replay
-from volvox.learners.learner import Learner, Turn, apply_gradient, make_optimizer, with_metrics
+from volvox.learners.learner import Learner, Turn, apply_gradient, with_metrics
 from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
 from volvox.ops.batching import min_over_rows
-from volvox.sparsity.masks import is_sparse, pruned
-from volvox.sparsity.optimizers import init_optimizers
+from volvox.sparsity.optimizers import init_optimizers, make_optimizer
 from volvox.types import Array, ArrayTree, Axis, Env, TimeStep, replaced
 
 _LEARNING = 2**31
@@ -31,11 +30,11 @@ _MOST_CREDIT = 2**30
 """Largest credit that timesteps can build up before updates are made for them; far below the largest int32."""
 _OPEN = float(np.nextafter(np.float32(-1), np.float32(0)))
 """The smallest number with a finite normal quantile."""
-TRACED = ("learning_rate", "discount", "target_rate")
+OFF_POLICY_TRACED = ("learning_rate", "discount", "target_rate")
 """Numbers of off-policy settings that are arguments of compiled programs."""
 
 
-class Collected(NamedTuple):
+class OffPolicyData(NamedTuple):
     """Data that acting collects.
 
     Attributes:
@@ -52,7 +51,7 @@ class Collected(NamedTuple):
     rewards: Rewards | tuple[()]
 
 
-class Learning(NamedTuple):
+class OffPolicyLearning(NamedTuple):
     """State of learning.
 
     Attributes:
@@ -118,7 +117,7 @@ class OffPolicy(Learner):
         params = self.networks.init(key)._replace(critics=())
         return Normalized(params, normalization.init(self.env.spec.observation))
 
-    def init(self, key: Array) -> tuple[Collected, Learning]:
+    def init(self, key: Array) -> tuple[OffPolicyData, OffPolicyLearning]:
         """Returns (collected, learning) at the beginning of a run."""
         s, env, key = self.settings, self.env, jax.random.fold_in(key, 0)
         params, optimizer = init_optimizers(self.optimizer, self.networks.init(key))
@@ -126,8 +125,9 @@ class OffPolicy(Learner):
         credit = jnp.int32(-s.random_timesteps * self.ratio.numerator)
         replays = tuple(replay.init(self.num_rows, self.num_envs, env.spec) for _ in range(env.num_groups))
         rewards: Any = normalization.init_rewards(env.num_groups, self.num_envs) if s.normalize_rewards else ()
-        collected = Collected(credit, replays, normalization.init(env.spec.observation), rewards)
-        learning = self.begin(Learning(params, params._replace(representation=()), optimizer, jnp.int32(0), {}))
+        collected = OffPolicyData(credit, replays, normalization.init(env.spec.observation), rewards)
+        targets = params._replace(representation=())
+        learning = self.begin(OffPolicyLearning(params, targets, optimizer, jnp.int32(0), {}))
 
         def update(learning: Any) -> Any:
             batch = jax.tree.map(lambda x: x[0], self.sample(key, collected))
@@ -135,7 +135,7 @@ class OffPolicy(Learner):
 
         return collected, with_metrics(learning, update)
 
-    def begin(self, learning: Learning) -> Any:
+    def begin(self, learning: OffPolicyLearning) -> Any:
         """Returns the first state of learning; a subclass may add fields."""
         return learning
 
@@ -199,8 +199,8 @@ class OffPolicy(Learner):
         return loss, {"representation_loss": loss}
 
     def act(
-        self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
-    ) -> tuple[Collected, Array]:
+        self, collected: OffPolicyData, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
+    ) -> tuple[OffPolicyData, Array]:
         """Acts at random at first, then by `explore`, and adds the timestep to the replay."""
         s, g, rewards, observation = self.settings, turn.group, collected.rewards, timestep.observation
         if s.normalize_observations:
@@ -216,7 +216,7 @@ class OffPolicy(Learner):
         rows = replaced(collected.replays, g, replay.add(collected.replays[g], timestep, action))
         return collected._replace(replays=rows, rewards=rewards), self.networks.scale(action)
 
-    def work(self, collected: Collected, learning: Any, key: Array, turn: Turn) -> tuple[Collected, Any]:
+    def work(self, collected: OffPolicyData, learning: Any, key: Array, turn: Turn) -> tuple[OffPolicyData, Any]:
         """Makes the updates that are due for the timesteps so far, after the group has added its own."""
         s, axis, newest = self.settings, self.env.axis, replay.latest(collected.replays[turn.group])
         added = axis.sum((~newest.first).sum(dtype=jnp.int32)) * self.ratio.numerator
@@ -239,7 +239,7 @@ class OffPolicy(Learner):
         learning = jax.lax.fori_loop(0, due, one, learning)
         return collected._replace(credit=credit - due * self.ratio.denominator), learning
 
-    def sample(self, key: Array, collected: Collected) -> Batch:
+    def sample(self, key: Array, collected: OffPolicyData) -> Batch:
         """Returns this device's share of the batches of a beat's updates, normalised, leaves `[U, N, ...]`."""
         s, sizes = self.settings, (self.settings.batch_size // self.env.axis.size, self.num_updates)
         batches = replay.sample_batches(key, collected.replays, *sizes, discount=s.discount, n_step=s.n_step)
@@ -248,7 +248,7 @@ class OffPolicy(Learner):
             return batches
         return batches._replace(reward=batches.reward * normalization.reward_scale(collected.rewards))
 
-    def variables(self, collected: Collected, learning: Any) -> Normalized:
+    def variables(self, collected: OffPolicyData, learning: Any) -> Normalized:
         """Returns the variables of the policy: the actor's, and the moments."""
         return Normalized(learning.params._replace(critics=()), collected.moments)
 
@@ -263,8 +263,3 @@ def mean_over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTre
     count = valid.sum(dtype=jnp.float32)
     share = count / jnp.maximum(axis.sum(count), 1.0)
     return axis.sum(jax.tree.map(lambda g: share.astype(g.dtype) * g, gradient))
-
-
-def pruned_as(params: ArrayTree, optimizer: ArrayTree) -> ArrayTree:
-    """Returns the parameters, 0 where a sparse optimiser masks them."""
-    return pruned(params, optimizer) if is_sparse(optimizer) else params

@@ -14,12 +14,13 @@ from volvox._checks import integers, numbers
 from volvox.data import normalization, segments
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.segments import Segment
-from volvox.learners.learner import Learner, Turn, make_optimizer
+from volvox.learners.learner import Learner, Turn
 from volvox.networks.actor_critics import ActorCriticNetwork, actor_critic
 from volvox.networks.distributions import clip_action
+from volvox.sparsity.optimizers import make_optimizer
 from volvox.types import Array, ArrayTree, Env, EnvSpec, TimeStep, replaced
 
-TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
+ON_POLICY_TRACED = ("learning_rate", "max_gradient_norm", "discount", "trace_decay", "reward_bound")
 """Numbers of on-policy settings that are arguments of compiled programs."""
 
 
@@ -37,7 +38,7 @@ class Collector(NamedTuple):
     lives: Array
 
 
-class Collected(NamedTuple):
+class OnPolicyData(NamedTuple):
     """Data that acting collects.
 
     Attributes:
@@ -71,6 +72,7 @@ class OnPolicy(Learner):
         `normalize_rewards`; see `A3C`.
       env: The environments.
       network: The network as pure functions.
+      policy: The network's policy, which normalises observations if `settings.normalize_observations`.
       num_envs: Environments B of a group.
       delay: Rounds between the round that collects a segment and the round that learns from it.
     """
@@ -93,8 +95,8 @@ class OnPolicy(Learner):
         """Returns the distribution from which actions are drawn, given the network's outputs."""
         return self.network.distribution
 
-    def collect(self) -> Collected:
-        """Returns the data before the first timestep."""
+    def init_collected(self) -> OnPolicyData:
+        """Returns the data at the beginning of a run."""
         env, s, b = self.env, self.settings, self.num_envs
         spec, policy = env.spec, self.network.policy
         if s.normalize_observations:
@@ -107,14 +109,16 @@ class OnPolicy(Learner):
 
         moments = normalization.init(env.spec.observation) if s.normalize_observations else ()
         rewards = normalization.init_rewards(env.num_groups, b) if s.normalize_rewards else ()
-        return Collected(tuple(collector() for _ in range(env.num_groups)), moments, rewards)
+        return OnPolicyData(tuple(collector() for _ in range(env.num_groups)), moments, rewards)
 
     def act(
-        self, collected: Collected, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
-    ) -> tuple[Collected, Array]:
+        self, collected: OnPolicyData, learning: Any, keys: Array, turn: Turn, timestep: TimeStep
+    ) -> tuple[OnPolicyData, Array]:
         """Samples actions from the policy, and adds the timestep to the group's segment."""
-        s, g, actions, data = self.settings, turn.group, self.actions(learning), collected.collectors[turn.group]
-        moments, rewards, reward, lives = collected.moments, collected.rewards, timestep.reward, data.lives
+        s, g = self.settings, turn.group
+        actions = self.actions(learning)
+        data, moments, rewards = collected.collectors[g], collected.moments, collected.rewards
+        reward, lives = timestep.reward, data.lives
         if isinstance(moments, Moments):
             observation = jax.tree.map(lambda x: x.astype(jnp.float32), timestep.observation)
             moments = normalization.update(moments, observation, self.env.axis)
@@ -136,21 +140,22 @@ class OnPolicy(Learner):
         chosen |= {"reward": reward, "value": value, "recurrent": recurrent}
         ring = segments.add(data.ring, turn.round, turn.beat, timestep, **chosen)
         collectors = replaced(collected.collectors, g, Collector(ring, next_recurrent, lives))
-        return Collected(collectors, moments, rewards), clip_action(action, self.env.spec)
+        return OnPolicyData(collectors, moments, rewards), clip_action(action, self.env.spec)
 
-    def variables(self, collected: Collected, learning: Any) -> ArrayTree:
+    def variables(self, collected: OnPolicyData, learning: Any) -> ArrayTree:
         """Returns the variables of the policy."""
         params, moments = learning.params, collected.moments
         return Normalized(params, moments) if isinstance(moments, Moments) else params
 
 
-def micro_batch_size(given: int | None, num_rows: int, length: int) -> int:
+def micro_batch_size(micro_batch: int | None, num_rows: int, length: int) -> int:
     """Returns the number of rows of `length` timesteps in one gradient computation, a divisor of `num_rows`.
 
-    The default has about 64 transitions on a CPU, in whose cache they stay, and at most 8,192 elsewhere.
+    The default is the largest divisor with at most 64 transitions on a CPU, in whose cache they stay, and 8,192
+    elsewhere, but at least one row.
     """
-    if given is not None and num_rows % given:
-        raise ValueError(f"micro_batch={given} does not divide {num_rows}, the rows of a group; give a divisor.")
+    if micro_batch is not None and num_rows % micro_batch:
+        raise ValueError(f"{micro_batch=} does not divide {num_rows}, the rows of a group; give a divisor.")
     divisors = [m for m in range(1, num_rows + 1) if num_rows % m == 0]
     limit = 64 if jax.default_backend() == "cpu" else 8_192
-    return given or max((m for m in divisors if m * length <= limit), default=1)
+    return micro_batch or max((m for m in divisors if m * length <= limit), default=1)

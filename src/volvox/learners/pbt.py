@@ -1,7 +1,9 @@
 """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): learners copy better ones.
 
-pbt = vx.PBT(every=50_000, explore={"learning_rate": vx.space.log(1e-5, 1e-2)})
-algorithm = vx.learn(vx.PPO(), network, env, num_learners=16, evaluate_every=50_000, pbt=pbt)
+Learners of one program differ in some of their settings.
+
+    pbt = vx.PBT(every=50_000, explore={"learning_rate": vx.space.log(1e-5, 1e-2)})
+    algorithm = vx.learn(vx.PPO(), network, env, num_learners=16, evaluate_every=50_000, pbt=pbt)
 """
 
 import dataclasses

@@ -25,9 +25,9 @@ from volvox._checks import integers, numbers
 from volvox.data import metrics, segments
 from volvox.data.metrics import Metrics
 from volvox.data.segments import Segment, lambda_returns
-from volvox.learners.learner import Optimizer, Schedule, Turn, apply_gradient, make_optimizer, with_metrics
-from volvox.learners.on_policy import TRACED, Collected, OnPolicy, check_settings, micro_batch_size
-from volvox.sparsity.optimizers import clipped, init_optimizers
+from volvox.learners.learner import Schedule, Turn, apply_gradient, with_metrics
+from volvox.learners.on_policy import ON_POLICY_TRACED, OnPolicy, OnPolicyData, check_settings, micro_batch_size
+from volvox.sparsity.optimizers import Optimizer, clipped, init_optimizers, make_optimizer
 from volvox.types import Array, ArrayTree, Env, zeros
 
 _SHUFFLES = 2**31
@@ -67,8 +67,8 @@ class PPO:
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before clipping.
       lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.
       micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
-        divisor of the group's timesteps (environments) in a minibatch. None: on a CPU about 64 timesteps of images,
-        otherwise at most 8,192.
+        divisor of the group's timesteps (environments) in a minibatch. None: the whole minibatch; of images at most
+        64 timesteps of all groups on a CPU and 8,192 elsewhere.
       rounds_per_iteration: Rounds in one iteration, and so in one row of metrics.
 
     Raises:
@@ -97,7 +97,7 @@ class PPO:
     lag: int = 0
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
-    traced = (*TRACED, "entropy_coefficient", "value_coefficient", "clip", "value_clip", "kl_stop")
+    traced = (*ON_POLICY_TRACED, "entropy_coefficient", "value_coefficient", "clip", "value_clip", "kl_stop")
 
     def __post_init__(self):
         check_epochs(self)
@@ -156,7 +156,7 @@ def epochs_schedule(settings: Any, env: Env) -> Schedule:
     return Schedule(settings.segment_length, rounds_per_iteration=rounds, delay=1, learning_rate=rate)
 
 
-def _current_rate(settings: Any, env: Env, learning: "Learning") -> Any:
+def _current_rate(settings: Any, env: Env, learning: "EpochsLearning") -> Any:
     """Returns the learning rate of the next update; None for a ready-made optimizer."""
     rate: Any = settings.learning_rate
     if settings.anneal_timesteps is None:
@@ -184,7 +184,7 @@ class Minibatches(NamedTuple):
     num_valid: Array
 
 
-class Learning(NamedTuple):
+class EpochsLearning(NamedTuple):
     """State of learning.
 
     Attributes:
@@ -236,19 +236,19 @@ class Epochs(OnPolicy):
         low, high = self.updates_due(np.arange(length)[:, None], np.arange(env.num_groups))
         self.due = low < high
 
-    def init(self, key: Array) -> tuple[Collected, Learning]:
+    def init(self, key: Array) -> tuple[OnPolicyData, EpochsLearning]:
         """Returns (collected, learning) at the beginning of a run."""
-        s, zero, collected = self.settings, jnp.int32(0), self.collect()
+        s, zero, collected = self.settings, jnp.int32(0), self.init_collected()
         rate = s.learning_rate(zero) if callable(s.learning_rate) else s.learning_rate
         (params,), (optimizer,) = init_optimizers(self.optimizer(rate), [self.network.policy.init(key)])
         numbers = jnp.zeros((self.env.num_groups, s.segment_length, self.num_envs), jnp.float32)
         batch = zeros(jax.eval_shape(self.shuffle, key, numbers, numbers, numbers > 0))
-        learning = Learning(params, optimizer, batch, jnp.array(False), zero, zero, {})
+        learning = EpochsLearning(params, optimizer, batch, jnp.array(False), zero, zero, {})
         turn = Turn(0, zero, zero, jnp.float32(0))
         update = lambda x: self.update(collected, self.prepare(collected, x, key, zero), turn, zero, zero)  # noqa: E731
         return collected, with_metrics(learning, update)
 
-    def prepare(self, collected: Collected, learning: Learning, key: Array, slot: Array) -> Learning:
+    def prepare(self, collected: OnPolicyData, learning: EpochsLearning, key: Array, slot: Array) -> EpochsLearning:
         """Computes returns and advantages (equation 11) of the segments at `slot`, and shuffles them for all epochs."""
         s, axis = self.settings, self.env.axis
         parts = [segments.take(data.ring, slot, jnp.int32(0), self.num_envs) for data in collected.collectors]
@@ -283,7 +283,7 @@ class Epochs(OnPolicy):
         return Minibatches(rows, advantage, target, count.ravel())
 
     def take(
-        self, collected: Collected, slot: Array, batch: Minibatches, j: Array, k: Array
+        self, collected: OnPolicyData, slot: Array, batch: Minibatches, j: Array, k: Array
     ) -> tuple[Segment, Array, Array]:
         """Returns (segment, advantages, targets) `[L, N, ...]` of micro-batch `k` of minibatch `j`, int32 scalars."""
         begin, size, length = k * self.micro_batch, self.micro_batch, self.settings.segment_length
@@ -321,7 +321,9 @@ class Epochs(OnPolicy):
         """Returns whether no further epoch begins, given the metrics of a minibatch of this device."""
         raise NotImplementedError
 
-    def gradient(self, collected: Collected, learning: Learning, slot: Array, j: Array) -> tuple[ArrayTree, Metrics]:
+    def gradient(
+        self, collected: OnPolicyData, learning: EpochsLearning, slot: Array, j: Array
+    ) -> tuple[ArrayTree, Metrics]:
         """Returns the gradient of minibatch `j`, the sum over its micro-batches, and metrics of this device."""
         batch, loss = learning.batch, jax.value_and_grad(self.loss, has_aux=True)
 
@@ -341,7 +343,9 @@ class Epochs(OnPolicy):
             gradient, new = jax.lax.fori_loop(0, self.num_micro_batches, add, nothing)
         return self.env.axis.sum(gradient), new
 
-    def update(self, collected: Collected, learning: Learning, turn: Turn, slot: Array, j: Array) -> Learning:
+    def update(
+        self, collected: OnPolicyData, learning: EpochsLearning, turn: Turn, slot: Array, j: Array
+    ) -> EpochsLearning:
         """Makes one update by minibatch `j` of the round."""
         s, rate, step = self.settings, _current_rate(self.settings, self.env, learning), learning.update + 1
         gradient, new = self.gradient(collected, learning, slot, j)
@@ -356,7 +360,9 @@ class Epochs(OnPolicy):
         """Returns the optimiser with a learning rate."""
         return clipped(make_optimizer(self.settings.optimizer, rate), self.settings.max_gradient_norm)
 
-    def work(self, collected: Collected, learning: Learning, key: Array, turn: Turn) -> tuple[Collected, Learning]:
+    def work(
+        self, collected: OnPolicyData, learning: EpochsLearning, key: Array, turn: Turn
+    ) -> tuple[OnPolicyData, EpochsLearning]:
         """Makes the updates that are due in this turn."""
         return collected, self.learn(collected, learning, key, turn, *self.updates_due(turn.beat, turn.group))
 
@@ -373,23 +379,23 @@ class Epochs(OnPolicy):
         return low, high
 
     def learn(
-        self, collected: Collected, learning: Learning, key: Array, turn: Turn, low: Array, high: Array
-    ) -> Learning:
+        self, collected: OnPolicyData, learning: EpochsLearning, key: Array, turn: Turn, low: Array, high: Array
+    ) -> EpochsLearning:
         """Makes updates `low` to `high` of the segments of the round before, unless their round is stopped."""
         slot, has_data = (turn.round - 1) % 2, turn.round > 0
 
-        def prepare(i: Array, learning: Learning) -> Learning:
+        def prepare(i: Array, learning: EpochsLearning) -> EpochsLearning:
             # If nothing depended on `i`, XLA would compute this before the loop, in every beat.
             return self.prepare(collected, learning, key, slot + jnp.minimum(i, 0))
 
-        def due(x: tuple[Array, Learning]) -> Array:
+        def due(x: tuple[Array, EpochsLearning]) -> Array:
             # Without early stops it does not depend on the state, so that under `vmap` it stays one loop.
             return (x[0] < high) & has_data & (~x[1].stopped if self.stops_early else True)
 
         # Loops, not conditions, so that the state of learning stays in place.
         begins = (has_data & (low == 0) & (high > 0)).astype(jnp.int32)
-        given = (low, jax.lax.fori_loop(0, begins, prepare, learning))
-        return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), given)[1]
+        first = (low, jax.lax.fori_loop(0, begins, prepare, learning))
+        return jax.lax.while_loop(due, lambda x: (x[0] + 1, self.update(collected, x[1], turn, slot, x[0])), first)[1]
 
 
 def permutation(key: Array, size: int) -> Array:

@@ -20,11 +20,12 @@ from volvox._checks import numbers
 from volvox.data import metrics
 from volvox.data.metrics import Metrics
 from volvox.data.segments import Segment
-from volvox.learners.learner import Optimizer, Schedule
-from volvox.learners.on_policy import TRACED
-from volvox.learners.ppo import Epochs, Learning, check_epochs, epochs_schedule
+from volvox.learners.learner import Schedule
+from volvox.learners.on_policy import ON_POLICY_TRACED
+from volvox.learners.ppo import Epochs, EpochsLearning, check_epochs, epochs_schedule
 from volvox.networks.actor_critics import ActorCriticNetwork, q_network
 from volvox.networks.distributions import EpsilonGreedy
+from volvox.sparsity.optimizers import Optimizer
 from volvox.types import Array, ArrayTree, Env, EnvSpec
 
 _EPSILON = optax.linear_schedule(1.0, 0.2, 100_000)
@@ -78,7 +79,7 @@ class PQN:
     lag: int = 1
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
-    traced = (*TRACED, "epsilon")
+    traced = (*ON_POLICY_TRACED, "epsilon")
 
     def __post_init__(self):
         check_epochs(self)
@@ -125,7 +126,7 @@ class PQN:
         return _PQN(self, network, env)
 
     def epsilon_at(self, timesteps: Any) -> Any:
-        """Returns ε after so many timesteps of all environments."""
+        """Returns ε after a number of timesteps of all environments."""
         return self.epsilon(timesteps) if callable(self.epsilon) else self.epsilon
 
 
@@ -133,12 +134,12 @@ class _PQN(Epochs):
     settings: PQN
 
     def functions(self, network: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
-        """Returns the network as pure functions; samples of its policy have the last ε."""
+        """Returns the network as pure functions; its policy samples actions with the final ε."""
         made = q_network(network, spec)
         last = EpsilonGreedy(made.distribution, self.settings.epsilon_at(2**31 - 1))  # pyright: ignore[reportArgumentType]
         return made._replace(policy=made.policy._replace(sample=last.sample))
 
-    def actions(self, learning: Learning) -> EpsilonGreedy:
+    def actions(self, learning: EpochsLearning) -> EpsilonGreedy:
         """Returns the ε-greedy distribution, given the values of all actions."""
         timesteps = learning.round.astype(jnp.float32) * (self.settings.segment_length * self.env.all_envs)
         return EpsilonGreedy(self.network.distribution, self.settings.epsilon_at(timesteps))  # pyright: ignore[reportArgumentType]
@@ -156,8 +157,8 @@ class _PQN(Epochs):
         new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
         return sums["value_loss"] / jnp.maximum(num_valid, 1.0), new
 
-    def prepare(self, collected: Any, learning: Learning, key: Array, slot: Array) -> Learning:
-        """Computes targets, shuffles the segments at `slot` for all epochs, and notes ε."""
+    def prepare(self, collected: Any, learning: EpochsLearning, key: Array, slot: Array) -> EpochsLearning:
+        """Computes targets, shuffles the segments at `slot` for all epochs, and adds ε to the metrics."""
         new = metrics.means({"epsilon": jnp.asarray(self.actions(learning).epsilon)})
         learning = super().prepare(collected, learning, key, slot)
         return learning._replace(metrics=metrics.add(learning.metrics, new))

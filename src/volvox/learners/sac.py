@@ -1,8 +1,10 @@
 """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905).
 
-env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
-networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs, gaussian=True)
-algorithm = vx.learn(vx.SAC(), networks, env)
+The network of the actor gives a mean and a standard deviation for each component of an action (`gaussian=True`).
+
+    env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
+    networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs, gaussian=True)
+    algorithm = vx.learn(vx.SAC(), networks, env)
 """
 
 import dataclasses
@@ -18,11 +20,18 @@ from volvox.data import metrics
 from volvox.data.metrics import Metrics
 from volvox.data.normalization import Normalized
 from volvox.data.replay import Batch
-from volvox.learners import off_policy
-from volvox.learners.learner import Optimizer, Schedule
-from volvox.learners.off_policy import TRACED, OffPolicy, check_settings, mean_over_devices, pruned_as
+from volvox.learners.learner import Schedule
+from volvox.learners.off_policy import (
+    OFF_POLICY_TRACED,
+    OffPolicy,
+    OffPolicyLearning,
+    check_settings,
+    mean_over_devices,
+)
 from volvox.networks.distributions import tanh_gaussian
 from volvox.networks.perceptrons import ActorAndCritic, Params
+from volvox.sparsity.masks import pruned_if_sparse
+from volvox.sparsity.optimizers import Optimizer
 from volvox.types import Array, ArrayTree, Env
 
 
@@ -70,7 +79,7 @@ class SAC:
     normalize_rewards: bool = False
     timesteps_per_iteration: int = 5_000
     save_replay: bool = True
-    traced = (*TRACED, "temperature", "target_entropy", "temperature_learning_rate")
+    traced = (*OFF_POLICY_TRACED, "temperature", "target_entropy", "temperature_learning_rate")
 
     def __post_init__(self):
         check_settings(self)
@@ -91,7 +100,7 @@ class SAC:
         return _SAC(self, network, env)
 
 
-class Learning(NamedTuple):
+class SACLearning(NamedTuple):
     """State of learning.
 
     Attributes:
@@ -126,22 +135,22 @@ class _SAC(OffPolicy):
         self.policy = self.policy._replace(sample=sample, mode=lambda output: net.scale(_action(output, 0.0)))
         self.temperature_optimizer = optax.adam(settings.temperature_learning_rate)
 
-    def begin(self, learning: off_policy.Learning) -> Learning:
+    def begin(self, learning: OffPolicyLearning) -> SACLearning:
         log_temperature = jnp.float32(0)
         state = self.temperature_optimizer.init(log_temperature)
         params, _, optimizer, update, gathered = learning
-        return Learning(params, params.critics, optimizer, log_temperature, state, update, gathered)
+        return SACLearning(params, params.critics, optimizer, log_temperature, state, update, gathered)
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Array:
         """Returns numbers `[..., 2, A]`: for the actions of the target and of the actor."""
         return jax.random.normal(key, (*shape[:-1], 2, shape[-1]))
 
-    def temperature(self, learning: Learning) -> Any:
+    def temperature(self, learning: SACLearning) -> Any:
         """Returns α."""
         given = self.settings.temperature
         return jnp.exp(learning.log_temperature) if given is None else given
 
-    def critic_loss(self, critics, params: Params, learning: Learning, noise: Array, batch: Batch):
+    def critic_loss(self, critics, params: Params, learning: SACLearning, noise: Array, batch: Batch):
         """Returns half the squared errors of the critics (equations 5 and 6)."""
         net = self.networks
         next_action, log_prob = tanh_gaussian(*net.gaussian(params.actor, batch.next_observation), noise)
@@ -154,7 +163,7 @@ class _SAC(OffPolicy):
         loss = metrics.mean(0.5 * (first - target) ** 2 + 0.5 * (second - target) ** 2, batch.valid)
         return loss, {"critic_loss": loss, "value": metrics.mean(first, batch.valid)}
 
-    def actor_loss(self, actor, params: Params, learning: Learning, noise: Array, batch: Batch):
+    def actor_loss(self, actor, params: Params, learning: SACLearning, noise: Array, batch: Batch):
         """Returns the mean of `α log π(a) - min(Q_1(a), Q_2(a))` (equation 9)."""
         net = self.networks
         action, log_prob = tanh_gaussian(*net.gaussian(actor, batch.observation), noise)
@@ -163,25 +172,28 @@ class _SAC(OffPolicy):
         loss = metrics.mean(self.temperature(learning) * log_prob - jnp.minimum(first, second), batch.valid)
         return loss, {"actor_loss": loss, "entropy": -metrics.mean(log_prob, batch.valid)}
 
-    def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
+    def update(self, learning: SACLearning, batch: Batch, noise: Array, mean_return: Array) -> SACLearning:
         """Makes one update (algorithm 1) by transitions `[N, ...]`, with noise `[N, 2, A]`."""
-        step, moment = learning.update + 1, (learning.update + 1, mean_return)
+        step = learning.update + 1
         state = (learning.params, learning.optimizer, learning.metrics)
         if learning.params.representation:
-            state = self.descend("representation", self.representation_loss, state, batch, *moment)
+            state = self.descend("representation", self.representation_loss, state, batch, step, mean_return)
         batch = batch.map_observations(functools.partial(self.networks.encode_observation, state[0].representation))
-        state = self.descend("critics", self.critic_loss, state, batch, *moment, state[0], learning, noise[:, 0])
-        state = self.descend("actor", self.actor_loss, state, batch, *moment, state[0], learning, noise[:, 1])
+        state = self.descend(
+            "critics", self.critic_loss, state, batch, step, mean_return, state[0], learning, noise[:, 0]
+        )
+        state = self.descend("actor", self.actor_loss, state, batch, step, mean_return, state[0], learning, noise[:, 1])
         params, optimizer, gathered = state
         targets: Any = optax.incremental_update(params.critics, learning.targets, self.settings.target_rate)
-        learning = learning._replace(params=params, optimizer=optimizer, targets=pruned_as(targets, optimizer.critics))
+        targets = pruned_if_sparse(targets, optimizer.critics)
+        learning = learning._replace(params=params, optimizer=optimizer, targets=targets)
         gathered = metrics.add(gathered, metrics.means({"temperature": jnp.asarray(self.temperature(learning))}))
         learning = learning._replace(update=step, metrics=gathered)
         if self.settings.temperature is not None:
             return learning
         return self.update_temperature(learning, batch, noise[:, 1])
 
-    def update_temperature(self, learning: Learning, batch: Batch, noise: Array) -> Learning:
+    def update_temperature(self, learning: SACLearning, batch: Batch, noise: Array) -> SACLearning:
         """Moves the temperature down if the entropy is above its target (equation 18), for log α."""
         target = self.settings.target_entropy
         target = -float(noise.shape[-1]) if target is None else target
@@ -198,9 +210,8 @@ class _SAC(OffPolicy):
 
     def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
         """Returns means and logarithms of standard deviations `[B, 2 * A]`."""
-        return jnp.concatenate(
-            self.networks.gaussian(variables.params.actor, self.features(variables, observation)), -1
-        )
+        features = self.features(variables, observation)
+        return jnp.concatenate(self.networks.gaussian(variables.params.actor, features), -1)
 
 
 def _action(output: Array, noise: Array | float) -> Array:

@@ -1,6 +1,8 @@
 """Ranges of settings that `volvox.sweep` and `volvox.PBT` explore.
 
-space = {"learning_rate": vx.space.log(1e-5, 1e-3), "num_epochs": vx.space.integers(1, 8)}
+A space is a dict of settings and their ranges.
+
+    space = {"learning_rate": vx.space.log(1e-5, 1e-3), "num_epochs": vx.space.integers(1, 8)}
 """
 
 import dataclasses

@@ -1,8 +1,10 @@
 """Twin delayed deep deterministic policy gradients (Fujimoto et al. 2018, arXiv 1802.09477).
 
-env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
-networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs)
-algorithm = vx.learn(vx.TD3(), networks, env)
+The actor is deterministic, and noise on its actions explores.
+
+    env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
+    networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs)
+    algorithm = vx.learn(vx.TD3(), networks, env)
 """
 
 import dataclasses
@@ -17,12 +19,12 @@ from volvox._checks import integers, numbers
 from volvox.data import metrics
 from volvox.data.normalization import Normalized
 from volvox.data.replay import Batch
-from volvox.learners.learner import Optimizer, Schedule
-from volvox.learners.off_policy import TRACED, Learning, OffPolicy, check_settings, pruned_as
-from volvox.learners.training import LearnState, networks_and_masks, pick
+from volvox.learners.learner import Schedule
+from volvox.learners.off_policy import OFF_POLICY_TRACED, OffPolicy, OffPolicyLearning, check_settings
 from volvox.networks.perceptrons import ActorAndCritic, Params
 from volvox.ops.batching import min_over_rows
-from volvox.sparsity.masks import table
+from volvox.sparsity.masks import pruned_if_sparse
+from volvox.sparsity.optimizers import Optimizer
 from volvox.types import Array, ArrayTree, Env, zeros
 
 
@@ -34,7 +36,7 @@ class TD3:
       learning_rate: Learning rate. None: `optimizer` is ready-made.
       optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
         With `volvox.sparsity.sparse` actor, critics and targets are sparse, and rows have their `compression`.
-      batch_size: Transitions of an update; a multiple of the number of groups.
+      batch_size: Transitions of an update; a multiple of the number of groups, over all devices.
       discount: Discount γ of a timestep.
       target_rate: Share τ by which targets move towards the parameters that they follow, at each of their updates.
       exploration_noise: Standard deviation of the noise on actions in [-1, 1].
@@ -44,7 +46,7 @@ class TD3:
       random_timesteps: Timesteps with uniformly random actions at the beginning, before anything is learned.
       replay_size: Timesteps that the replay holds, rounded down to whole rows of the environments.
       updates_per_timestep: Updates for each timestep that does not begin an episode. Multiplied by the number of
-        environments in a group it must be a whole number.
+        environments in a group, over all devices, it must be a whole number of at least 1.
       n_step: Timesteps n of n-step targets.
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns, when learned from.
@@ -74,7 +76,7 @@ class TD3:
     normalize_rewards: bool = False
     timesteps_per_iteration: int = 5_000
     save_replay: bool = True
-    traced = (*TRACED, "exploration_noise", "target_noise", "target_noise_clip")
+    traced = (*OFF_POLICY_TRACED, "exploration_noise", "target_noise", "target_noise_clip")
 
     def __post_init__(self):
         check_settings(self)
@@ -113,34 +115,34 @@ class _TD3(OffPolicy):
         loss = -metrics.mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
         return loss, {"actor_loss": loss}
 
-    def update(self, learning: Learning, batch: Batch, noise: Array, mean_return: Array) -> Learning:
+    def update(self, learning: OffPolicyLearning, batch: Batch, noise: Array, mean_return: Array) -> OffPolicyLearning:
         """Makes one update (algorithm 1) by transitions `[N, ...]`, with noise `[N, A]`."""
-        s, step, params = self.settings, learning.update + 1, learning.params
-        state, moment = (params, learning.optimizer, learning.metrics), (step, mean_return)
-        if params.representation:
+        s, step = self.settings, learning.update + 1
+        state = (learning.params, learning.optimizer, learning.metrics)
+        if learning.params.representation:
             # It is learned first and by itself. For actor and critics, its features replace observations.
-            state = self.descend("representation", self.representation_loss, state, batch, *moment)
+            state = self.descend("representation", self.representation_loss, state, batch, step, mean_return)
         batch = batch.map_observations(functools.partial(self.networks.encode_observation, state[0].representation))
 
-        given = (state[0], learning.targets, noise)
-        state = self.descend("critics", self.critic_loss, state, batch, *moment, *given)
+        arguments = (state[0], learning.targets, noise)
+        state = self.descend("critics", self.critic_loss, state, batch, step, mean_return, *arguments)
         # Targets are pruned at once, because they are used before they move again.
-        critics = pruned_as(learning.targets.critics, state[1].critics)
+        critics = pruned_if_sparse(learning.targets.critics, state[1].critics)
 
         def update_actor(params: Params, optimizer: Params, targets: Params):
             params, optimizer, new = self.descend(
-                "actor", self.actor_loss, (params, optimizer, {}), batch, *moment, params
+                "actor", self.actor_loss, (params, optimizer, {}), batch, step, mean_return, params
             )
             moved: Any = optax.incremental_update(params._replace(representation=()), targets, s.target_rate)
-            return (params, optimizer, moved._replace(actor=pruned_as(moved.actor, optimizer.actor))), new
+            return (params, optimizer, moved._replace(actor=pruned_if_sparse(moved.actor, optimizer.actor))), new
 
         def skip(*state: Params):
             return state, zeros(jax.eval_shape(update_actor, *state)[1])
 
         due = min_over_rows(step) % s.policy_delay == 0
-        given = (*state[:2], learning.targets._replace(critics=critics))
-        (params, optimizer, targets), new = jax.lax.cond(due, update_actor, skip, *given)
-        return Learning(params, targets, optimizer, step, metrics.add(state[2], new))
+        operands = (*state[:2], learning.targets._replace(critics=critics))
+        (params, optimizer, targets), new = jax.lax.cond(due, update_actor, skip, *operands)
+        return OffPolicyLearning(params, targets, optimizer, step, metrics.add(state[2], new))
 
     def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:
         """Returns the actor's actions `[B, A]` with noise, in [-1, 1]."""
@@ -149,9 +151,3 @@ class _TD3(OffPolicy):
     def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
         """Returns actions `[B, A]` in [-1, 1] of the actor."""
         return self.networks.act(variables.params.actor, self.features(variables, observation))
-
-
-def table_of(state: LearnState, learner: int = 0) -> list[dict[str, Any]]:
-    """Returns the stored numbers of one learner's networks by layer, as `volvox.sparsity.table`."""
-    networks = networks_and_masks(state.learning)
-    return table(*(pick(networks, learner) if state.key.ndim else networks))

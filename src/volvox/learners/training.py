@@ -195,10 +195,9 @@ def learn(
       evaluation, or with the best training episodes if there is none.
 
     Raises:
-      TypeError: An argument is of another type.
+      TypeError: An argument has the wrong type, or the optimiser needs more than gradients and parameters.
       ValueError: Network or environment do not fit the settings, settings of several learners differ in more than
-        numbers, learners cannot be divided among the devices, the optimiser needs more than gradients and parameters,
-        or the state does not fit into the free memory.
+        numbers, learners cannot be divided among the devices, or the state does not fit into the free memory.
     """
     integer("num_learners", num_learners, low=1)
     several = list(settings) if isinstance(settings, Sequence) else [settings] * num_learners
@@ -219,24 +218,24 @@ def learn(
     remedy = "use a smaller replay (replay_size), fewer environments or smaller networks"
     number, needed = run.num_learners, sum(sizes.values())
     check_memory(sizes, remedy, each=("learners", number, -(-needed // number)) if number > 1 else None)
-    given: dict[str, Any] = {"network": network, "env": env.config, "num_learners": num_learners}
-    given |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
-    given |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
-    here: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "host": host, "devices": devices}  # not saved
+    saved_arguments: dict[str, Any] = {"network": network, "env": env.config, "num_learners": num_learners}
+    saved_arguments |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
+    saved_arguments |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
+    local_arguments = {"env": env, "chunk_seconds": chunk_seconds, "host": host, "devices": devices}
     return Algorithm(
         init=run.init,
         step=run.step,
         variables=run.variables,
         policy=run.learner.policy,
         env=run.env,
-        config={"type": "volvox.learn", "settings": settings, **given},
+        config={"type": "volvox.learn", "settings": settings, **saved_arguments},
         close=run.close,
         save=run.save,
         restore=run.restore,
         last_variables=run.last_variables,
         learners=tuple(functools.partial(run.latest, i=i) for i in range(run.num_learners)),
         profile=run.profile,
-        remake=functools.partial(learn, **given | here),
+        remake=functools.partial(learn, **saved_arguments | local_arguments),
         step_name="iteration",
         max_over_processes=None if jax.process_count() == 1 else run.loop.devices.max_over_processes,
     )

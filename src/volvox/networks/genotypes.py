@@ -1,9 +1,9 @@
 """Genotypes of flax modules or of functions, and the convolutional networks that were evolved on Atari.
 
-net = genotype(MLP(spec.num_outputs), spec)
-variables = net.prepare(net.policy.init(jax.random.key(0)))
-logits, state = net.policy.apply(variables, observation, net.policy.initial_state(len(observation)))
-action = net.policy.mode(logits)
+    net = genotype(MLP(spec.num_outputs), spec)
+    variables = net.prepare(net.policy.init(jax.random.key(0)))
+    logits, state = net.policy.apply(variables, observation, net.policy.initial_state(len(observation)))
+    action = net.policy.mode(logits)
 
 Genetic algorithms evolve `DeepGA` (Such et al. 2017, arXiv 1712.06567). Evolution strategies use `VirtualBatchNormNet`
 (Salimans et al. 2016, arXiv 1606.03498, and 2017, arXiv 1703.03864): its layers are normalised by the statistics of one

@@ -20,32 +20,6 @@ from volvox.types import Array
 Operation = Callable[[Array, Array], Array]
 
 
-def per_weights(many: Operation) -> Operation:
-    """Keeps `many`, whose leading axis pairs rows and weights, one call under any nesting of `vmap`.
-
-    Batched rows become more rows of the same weights; batched weights are folded into the leading axis, with the rows
-    repeated if they are not batched.
-
-    Args:
-      many: (x `[P, M, ...]`, w `[P, ...]`) -> `[P, M, ...]`: rows through each of `P` sets of weights.
-
-    Returns:
-      `many`, with that batching rule.
-    """
-    # The lambda hides further parameters of `many`, whose defaults `custom_vmap` would pass on.
-    op = custom_vmap(lambda x, w: many(x, w))
-
-    @op.def_vmap
-    def _rule(axis_size, in_batched, x, w):
-        x_batched, w_batched = in_batched
-        if w_batched:
-            x = _repeat(x, x_batched, axis_size)
-            return _unfold(op(_fold(x), _fold(w)), axis_size), True
-        return _more_rows(op, x, w), True
-
-    return op
-
-
 def over_weights(one: Operation, many: Operation) -> Operation:
     """Replaces `one(x, w)` by `many(xs, ws)` under `vmap` over the weights.
 
@@ -58,10 +32,20 @@ def over_weights(one: Operation, many: Operation) -> Operation:
     Returns:
       `one`, with that batching rule.
     """
-    one_op, many_op = custom_vmap(lambda x, w: one(x, w)), per_weights(many)
+    # The lambdas hide further parameters of the functions, whose defaults `custom_vmap` would pass on.
+    one_op = custom_vmap(lambda x, w: one(x, w))
+    many_op = custom_vmap(lambda x, w: many(x, w))
+
+    @many_op.def_vmap
+    def _many_rule(axis_size, in_batched, x, w):
+        x_batched, w_batched = in_batched
+        if w_batched:
+            x = _repeat(x, x_batched, axis_size)
+            return _unfold(many_op(_fold(x), _fold(w)), axis_size), True
+        return _more_rows(many_op, x, w), True
 
     @one_op.def_vmap
-    def _rule(axis_size, in_batched, x, w):
+    def _one_rule(axis_size, in_batched, x, w):
         x_batched, w_batched = in_batched
         if w_batched:
             return many_op(_repeat(x, x_batched, axis_size), w), True

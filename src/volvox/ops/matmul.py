@@ -18,21 +18,13 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from volvox.ops.batching import over_weights, per_index, per_weights
+from volvox.ops.batching import over_weights, per_index
 from volvox.ops.matmul_mosaic import capability, matmul_mosaic, plan
 from volvox.ops.matmul_xla import matmul_xla
 from volvox.types import Array
 
 
-def implementations(x: Array, w: Array, index: Array | None = None) -> tuple[str, ...]:
-    """Returns the names of the implementations for these operands on this machine, the preferred one first.
-
-    "mosaic" is the kernel of `matmul_mosaic`, for rows that name their kernels on a GPU; "xla" runs everywhere.
-    """
-    return ("mosaic", "xla") if plan(x, w, index, compute_capability=capability()) else ("xla",)
-
-
-def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
+def matmul(x: Array, w: Array, index: Array) -> Array:
     """Computes the heterogeneous matmul `out[b] = x[b] @ w[index[b]]`.
 
     It is differentiable in `x` and `w`; the gradients of a kernel that is used several times add up.
@@ -40,21 +32,17 @@ def matmul(x: Array, w: Array, index: Array | None = None, *, implementation: st
     Args:
       x: `[B, M, K]`.
       w: `[P, K, N]`.
-      index: `int32 [B]`, each in `[0, P)`, in any order and with repetitions; None is the identity, for which
-        `P == B` must hold, and nothing is gathered.
-      implementation: One of `implementations(x, w, index)`; None is the preferred one.
+      index: `int32 [B]`, each in `[0, P)`, in any order and with repetitions.
 
     Returns:
       `[B, M, N]` of the promoted dtype.
 
     Raises:
       AssertionError: The shapes do not fit.
-      ValueError: The implementation is not available for them.
     """
-    chex.assert_shape(w, (x.shape[0] if index is None else None, x.shape[2], None))
-    if index is not None:
-        chex.assert_shape(index, x.shape[:1])
-    return _matmul(x, w, index, implementation)
+    chex.assert_shape(w, (None, x.shape[2], None))
+    chex.assert_shape(index, x.shape[:1])
+    return _matmul(x, w, index)
 
 
 def dense(x: Array, kernel: Array) -> Array:
@@ -72,17 +60,21 @@ def dense(x: Array, kernel: Array) -> Array:
     return out.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def multiply(x: Array, w: Array, index: Array | None = None, *, implementation: str | None = None) -> Array:
-    """Computes `matmul` without gradients or batching rules; arguments are those of `matmul`.
+def multiply(x: Array, w: Array, index: Array | None = None) -> Array:
+    """Computes `matmul` without gradients or batching rules.
 
-    Raises:
-      ValueError: The implementation is not available for these operands, which `vmap` may have made larger.
+    On a GPU, `matmul_mosaic` multiplies rows that name their kernels, if `plan` has tile sizes for them.
+
+    Args:
+      x: `[B, M, K]`.
+      w: `[P, K, N]`.
+      index: `int32 [B]`, or None for the identity (`B == P`).
+
+    Returns:
+      `[B, M, N]` of the promoted dtype.
     """
-    available = implementations(x, w, index)
-    if implementation not in (None, *available):
-        raise ValueError(f"{implementation=} cannot multiply {x.shape} by {w.shape} here; available: {available}")
     tiles = plan(x, w, index, compute_capability=capability())
-    if index is None or tiles is None or implementation == "xla":
+    if tiles is None:
         return matmul_xla(x, w, index)
     return jax.lax.platform_dependent(x, w, index, cuda=partial(matmul_mosaic, tiles=tiles), default=matmul_xla)
 
@@ -91,7 +83,7 @@ def product_gradients(x: Array, w: Array, g: Array) -> tuple[Array, Array]:
     """Computes the gradients of `x @ w`, x `[..., M, K]` and w `[..., K, N]`, for g `[..., M, N]`.
 
     Returns:
-      (as x, as w), at least float32: sums of half-precision products are not yet rounded.
+      (gradient of x, gradient of w), float32 if the operands are of half precision.
     """
     single = jnp.promote_types(g.dtype, jnp.float32)
     dx = jnp.einsum("...mn,...kn->...mk", g, w, preferred_element_type=single)
@@ -102,9 +94,7 @@ def product_gradients(x: Array, w: Array, g: Array) -> tuple[Array, Array]:
 # and further differentiation treat as ordinary operations.
 
 
-@jax.custom_vjp
-def _dense(x: Array, kernel: Array) -> Array:
-    return over_weights(jnp.matmul, multiply)(x, kernel)
+_dense = jax.custom_vjp(over_weights(jnp.matmul, multiply))
 
 
 def _dense_forward(x, kernel):
@@ -120,41 +110,31 @@ def _dense_backward(residuals, g):
 _dense.defvjp(_dense_forward, _dense_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _matmul(x: Array, w: Array, index: Array | None, implementation: str | None) -> Array:
-    many = partial(multiply, implementation=implementation)
-    return per_weights(many)(x, w) if index is None else per_index(many)(x, w, index)
+_matmul = jax.custom_vjp(per_index(multiply))
 
 
-def _matmul_forward(x, w, index, implementation):
-    return _matmul(x, w, index, implementation), (x, w, index)
+def _matmul_forward(x, w, index):
+    return _matmul(x, w, index), (x, w, index)
 
 
-def _matmul_backward(implementation, residuals, g):
+def _matmul_backward(residuals, g):
     x, w, index = residuals
-    if index is None:
-        dx, dw = product_gradients(x, w, g)
-    else:
-        single = jnp.promote_types(g.dtype, jnp.float32)  # half precision is summed in float32
-        # Neither gradient forms a kernel for each block, because there may be many more blocks than kernels.
-        same = "xla" if implementation == "xla" else None
-        dx = matmul(g, jnp.swapaxes(w, 1, 2), index, implementation=same)
+    single = jnp.promote_types(g.dtype, jnp.float32)  # half precision is summed in float32
+    # Neither gradient forms a kernel for each block, because there may be many more blocks than kernels.
+    dx = matmul(g, jnp.swapaxes(w, 1, 2), index)
 
-        def add(dw: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
-            x, g, i = block
-            return dw.at[i].add(jnp.einsum("mk,mn->kn", x, g, preferred_element_type=single)), None
+    def add(dw: Array, block: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        x, g, i = block
+        return dw.at[i].add(jnp.einsum("mk,mn->kn", x, g, preferred_element_type=single)), None
 
-        dw, _ = jax.lax.scan(add, jnp.zeros(w.shape, single), (x, g, index))
+    dw, _ = jax.lax.scan(add, jnp.zeros(w.shape, single), (x, g, index))
     return dx.astype(x.dtype), dw.astype(w.dtype), None
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-# Gradients form the matrix from this number of rows on. Measured on two cores of an EPYC, with layers of 256 x 256 and
-# 1 024 x 1 024, b of 4 and 8, product and gradients in a loop: with 256 rows they take 1.1 to 1.3 times as long as a
-# dense layer, and 1.2 to 2.3 times as long by rolled inputs. With 64 rows both are equal, and with fewer rows the
-# rolled inputs are faster.
+# Gradients form the matrix from this number of rows on: with fewer rows, rolled inputs are as fast or faster.
 _MANY_ROWS = 128
 
 
@@ -179,12 +159,12 @@ def block_circulant(x: Array, kernel: Array, block: int) -> Array:
     chex.assert_is_divisible(kernel.shape[0], block)
     rows = x.reshape(-1, x.shape[-1])
     # The two differ only in their gradients. Exported programs with a symbolic number of rows have no gradients.
-    many = not jax.export.is_symbolic_dim(rows.shape[0]) and rows.shape[0] >= _MANY_ROWS
-    out: Any = _many_rows(rows, kernel, block) if many else _rolled(rows, kernel, block)
+    has_many_rows = not jax.export.is_symbolic_dim(rows.shape[0]) and rows.shape[0] >= _MANY_ROWS
+    out: Any = _many_rows(rows, kernel, block) if has_many_rows else _rolled(rows, kernel, block)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-def formed(kernel: Array, block: int) -> Array:
+def to_dense(kernel: Array, block: int) -> Array:
     """Returns the dense matrix `[K, N]` that a kernel `[K, N / block]` stores."""
     rows, columns = kernel.shape
     numbers = kernel.reshape(rows // block, block, columns)
@@ -212,7 +192,7 @@ def _many_rows_forward(x, kernel, block):
 def _many_rows_backward(block, residuals, g):
     x, kernel = residuals
     rows, columns = kernel.shape
-    dx, dw = product_gradients(x, formed(kernel, block), g)
+    dx, dw = product_gradients(x, to_dense(kernel, block), g)
     dw = dw.reshape(rows // block, block, columns, block)
     # Each number fills one diagonal of its block.
     dkernel = sum(jnp.roll(dw[..., q], -q, axis=1) for q in range(block))

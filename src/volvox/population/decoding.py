@@ -1,8 +1,10 @@
 """From seeds to parameters: the only place where members and weighted sums of noise are computed.
 
-code = encoding(genotype, Table())
-seeds = code.draw_seeds(key, (population_size,))
-params = decode(code, bases, Member(parent, seeds[0], scale, initial))
+An encoding joins a network and a source of noise.
+
+    code = encoding(genotype, Table())
+    seeds = code.draw_seeds(key, (population_size,))
+    params = decode(code, bases, Member(parent, seeds[0], scale, initial))
 """
 
 import dataclasses
@@ -302,8 +304,6 @@ def weighted_noise(encoding: Encoding, seeds: Array, weights: Array) -> ArrayTre
       The sum, in the structure of `encoding.like`.
     """
     chex.assert_equal_shape([seeds, weights])
-    if not seeds.shape[0]:
-        return encoding.zeros()
     # Parameters of several dimensions that are not factored may be large.
     large = any(len(s) > 1 and not factored for s, factored in zip(encoding.shapes, encoding.factored, strict=True))
     at_once = _AT_ONCE if encoding.rank is None or large else _FACTORS_AT_ONCE

@@ -113,6 +113,11 @@ def pruned(params: ArrayTree, state: ArrayTree) -> ArrayTree:
     return apply_masks(params, masks_of(state))
 
 
+def pruned_if_sparse(params: ArrayTree, state: ArrayTree) -> ArrayTree:
+    """Returns the parameters, with 0 where the state of a sparse optimiser prunes them."""
+    return pruned(params, state) if is_sparse(state) else params
+
+
 def table(params: ArrayTree, masks: ArrayTree | None = None) -> list[dict[str, Any]]:
     """Returns the storage that parameters need, by layer and in all.
 

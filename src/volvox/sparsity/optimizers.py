@@ -1,8 +1,11 @@
-"""Sparse training as a wrapper of any optax optimiser, which keeps masked weights and their moments at exactly 0."""
+"""Optimisers of learners and strategies, sparse or not.
+
+`sparse` wraps any optax optimiser, and keeps masked weights and their moments at exactly 0.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import chex
@@ -15,10 +18,12 @@ from volvox._checks import check_type, integer, integers
 from volvox.networks.interception import Grouped
 from volvox.ops.batching import min_over_rows
 from volvox.sparsity import masks as masking
-from volvox.sparsity.masks import SparseState, apply_masks, is_sparse, pruned, where
+from volvox.sparsity.masks import SparseState, apply_masks, is_sparse, pruned_if_sparse, where
 from volvox.sparsity.rules import Cubic, Magnitude, RewardAware, Rule, check_sparsity
 from volvox.types import Array, ArrayTree
 
+Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
+"""The setting `optimizer`: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
 OptimizerT = TypeVar("OptimizerT")
 """An optax transformation, or a function that makes one for a learning rate."""
 
@@ -181,6 +186,27 @@ def _updated_masks(
     return jax.tree.unflatten(treedef, masks)
 
 
+def make_optimizer(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimiser of settings, sparse or not.
+
+    Args:
+      optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made transformation.
+      learning_rate: Number or schedule for such a function; None for a ready-made transformation.
+
+    Raises:
+      TypeError: `optimizer` is neither.
+      ValueError: The learning rate is given twice or not at all.
+    """
+    if callable(optimizer) == (learning_rate is None):
+        raise ValueError(
+            f"{optimizer=}: give a learning_rate with a function such as optax.adam, and learning_rate=None with a "
+            "ready-made optimizer, which has its own rate."
+        )
+    made = optimizer(learning_rate) if callable(optimizer) else optimizer
+    check_type("optimizer", made, optax.GradientTransformation, "or a function such as optax.adam")
+    return optax.with_extra_args_support(made)
+
+
 def init_optimizers(
     optimizer: optax.GradientTransformation, networks: Sequence[ArrayTree]
 ) -> tuple[tuple[ArrayTree, ...], tuple[ArrayTree, ...]]:
@@ -205,8 +231,7 @@ def init_optimizers(
             "the optimiser is sparse, but all kernels of these networks stay dense: they have fewer than min_side "
             "inputs or outputs, are named in dense, or are not block-circulant; change these arguments of sparse"
         )
-    params = (pruned(p, state) if is_sparse(state) else p for p, state in zip(networks, states, strict=True))
-    return tuple(params), states
+    return tuple(map(pruned_if_sparse, networks, states)), states
 
 
 def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> optax.GradientTransformationExtraArgs:
@@ -226,7 +251,7 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: float | None) -> 
         return optimizer
 
     def update_fn(updates, state, params=None, **extra_args):
-        norm = optax.tree.norm(apply_masks(updates, masking.masks_of(state)) if is_sparse(state) else updates)
+        norm = optax.tree.norm(pruned_if_sparse(updates, state))
         updates = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates)
         return optimizer.update(updates, state, params, **extra_args)
 
