@@ -2,5 +2,7 @@
 
 import lazy_loader
 
-# Training does not need safetensors, which the zoo reads.
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules=["zoo"], submod_attrs={"train": ["log_arrays"]})
+from volvox.runs.train import log_arrays
+
+__all__ = ["log_arrays"]
+__getattr__, *_ = lazy_loader.attach(__name__, submodules=["zoo"])  # training does not need its safetensors
