@@ -20,7 +20,7 @@ import numpy as np
 from volvox import envs
 from volvox.envs.envpool_tasks import load_envpool
 
-TABLE = Path(__file__).parents[2] / "docs" / "envpool_families.csv"
+TABLE = Path(__file__).parents[2] / "docs" / "reference" / "envpool_families.csv"
 BATCH, SECONDS = 100, 300  # tasks of a process, and how long it may take
 
 
