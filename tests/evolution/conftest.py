@@ -1,6 +1,5 @@
 """An evaluator with made-up returns, so that strategies are tested through `evolve` without playing."""
 
-import dataclasses
 import types
 
 import jax
@@ -71,23 +70,3 @@ def compiled():
         return types.SimpleNamespace(**{x: jax.jit(getattr(strategy, x)) for x in names if hasattr(strategy, x)})
 
     return make
-
-
-def _reread(tree):
-    if hasattr(tree, "_asdict"):
-        tree = tree._asdict()
-    if isinstance(tree, dict):
-        return {name: _reread(value) for name, value in tree.items() if value is not None}
-    if isinstance(tree, tuple):
-        return {str(i): _reread(value) for i, value in enumerate(tree)}
-    if isinstance(tree, int | float):
-        return tree
-    if dataclasses.is_dataclass(tree):
-        return {field.name: _reread(getattr(tree, field.name)) for field in dataclasses.fields(tree)}
-    return tree if jnp.issubdtype(tree.dtype, jax.dtypes.prng_key) else np.asarray(tree)
-
-
-@pytest.fixture
-def reread():
-    """Turns a state into nested dictionaries of NumPy arrays, as a checkpoint gives it."""
-    return _reread

@@ -52,15 +52,6 @@ def test_ga_learns_the_probe(algorithm):
     assert abs(np.asarray(params) - np.eye(2)).max() < 0.5
 
 
-@pytest.mark.slow
-def test_random_search_does_worse_than_ga_at_equal_frames(algorithm):
-    searched = make(strategy=vx.GA.random_search(population_size=48))
-    _, rows = run(searched, searched.init(jax.random.key(0)), 12)
-    _, evolved = run(algorithm, algorithm.init(jax.random.key(0)), 12)
-    assert rows[-1]["frames"] == evolved[-1]["frames"]
-    assert evolved[-1]["validation_mean"] > rows[-1]["validation_mean"]
-
-
 def test_results_depend_on_the_key_alone(algorithm):
     """Straight, used a second time, and resumed half-way: the same to the bit, on a pure-JAX environment."""
     straight = algorithm
@@ -81,18 +72,18 @@ def test_results_depend_on_the_key_alone(algorithm):
 
 
 @pytest.mark.parametrize("key", [jax.random.key(0, impl="rbg"), jax.random.PRNGKey(0)], ids=["rbg", "raw"])
-def test_every_kind_of_key_survives_a_checkpoint(key, algorithm, reread):
+def test_every_kind_of_key_survives_a_checkpoint(key, algorithm):
     state, _ = algorithm.step(algorithm.init(key))
-    restored = algorithm.restore(reread(algorithm.save(state)))
+    restored = algorithm.restore(algorithm.save(state))
     assert (restored.key == state.key).all()
 
 
 @pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["table", "low_rank"])
-def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise, reread):
+def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise):
     algorithm = make(noise=noise)
     state, _ = run(algorithm, algorithm.init(jax.random.key(1)), 5)
     resumed = make(noise=noise)
-    restored = resumed.restore(reread(algorithm.save(state)))
+    restored = resumed.restore(algorithm.save(state))
     for name in ("strategy", "bases", "lineage", "score"):
         jax.tree.map(np.testing.assert_array_equal, getattr(restored, name), getattr(state, name))
     assert (restored.generation, restored.counts) == (state.generation, state.counts)
@@ -100,12 +91,11 @@ def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise, reread):
     assert resumed.genome(restored) == algorithm.genome(state)
 
 
-def test_a_checkpoint_of_another_run_is_refused(algorithm, reread):
+def test_a_checkpoint_of_another_run_is_refused(algorithm):
     state, _ = algorithm.step(algorithm.init(jax.random.key(1)))
-    saved = reread(algorithm.save(state))
     other = vx.GA(population_size=48, num_parents=5)
     with pytest.raises(ValueError, match="does not fit"):
-        make(strategy=other).restore(saved)
+        make(strategy=other).restore(algorithm.save(state))
 
 
 def test_no_compilation_after_the_second_generation(algorithm, caplog):
@@ -120,34 +110,19 @@ def test_no_compilation_after_the_second_generation(algorithm, caplog):
 
 
 @pytest.mark.slow
-def test_adaptive_cutoff_grows_and_announces_its_compilation():
-    env = probes.countdown(low=4, high=12, num_envs=8, groups=2)
-    strategy = vx.GA(population_size=16, num_parents=4, mutation_std=0.1)
-    algorithm = make(env, strategy, max_episode_steps="adaptive:4,0.2,2,10")
-    state = algorithm.init(jax.random.key(0))
-    cutoffs, announced = [], []
-    for _ in range(4):
-        seen = []
-        state, metrics = algorithm.step(state, monitor=lambda d, seen=seen: seen.append(d))
-        cutoffs.append(metrics["max_episode_steps"])
-        announced.append(sum(d["phase"] == "compiling" for d in seen))
-        assert metrics["training_length_max"] <= cutoffs[-1]
-    assert cutoffs == [4, 8, 10, 10]
-    assert announced == [1, 1, 1, 0]
-
-
-@pytest.mark.slow
 def test_scores_of_different_cutoffs_are_never_compared():
     """Rewards are negative: the longer an episode, the lower its return. The first elite must not stay the result."""
     env = probes.target(size=2, num_envs=16, groups=2, max_episode_steps=128)
     validation = Validation(num_elite_candidates=2, num_validation_episodes=6)
     algorithm = make(env, max_episode_steps="adaptive:2,0.1,4,128", validation=validation)
-    state, genomes, rows = algorithm.init(jax.random.key(0)), [], []
+    state, genomes, rows, phases = algorithm.init(jax.random.key(0)), [], [], []
     for _ in range(8):
-        state, metrics = algorithm.step(state)
+        state, metrics = algorithm.step(state, monitor=lambda figures: bool(phases.append(figures["phase"])))
         rows.append(metrics)
         genomes.append(algorithm.genome(state))
     assert [row["max_episode_steps"] for row in rows] == [2, 8, 32] + [128] * 5
+    assert phases.count("compiling") == 4  # once for each cutoff
+    assert all(row["training_length_max"] <= row["max_episode_steps"] for row in rows)
     assert rows[0]["validation_mean"] > max(row["validation_mean"] for row in rows[1:])  # the maximum
     assert genomes[-1] != genomes[0]
     episodes, total = 0, 0.0  # of the elite at this cutoff
@@ -200,7 +175,7 @@ def test_bad_cutoffs_and_networks_come_before_work():
 
 
 @pytest.mark.parametrize("strategy", ["ga", pytest.param("nsra_es", marks=pytest.mark.slow)])
-def test_runs_and_resumes_under_the_flags_of_jax(strategy, reread):
+def test_runs_and_resumes_under_the_flags_of_jax(strategy):
     """With 64 bits and with errors for NaN, as JAX_ENABLE_X64=1 and JAX_DEBUG_NANS=1 make them."""
     novelty = vx.Novelty.nsra_es(behavior=Last("elapsed_steps", 1), num_neighbors=2, archive_size=20)
     strategies = {
@@ -212,7 +187,7 @@ def test_runs_and_resumes_under_the_flags_of_jax(strategy, reread):
         straight, resumed = (make(strategy=strategies[strategy], validation=validation) for _ in range(2))
         state, _ = straight.step(straight.init(0))
         expected, row = straight.step(state)
-        found, again = resumed.step(resumed.restore(reread(straight.save(state))))
+        found, again = resumed.step(resumed.restore(straight.save(state)))
         jax.tree.map(np.testing.assert_array_equal, (found.strategy, found.bases), (expected.strategy, expected.bases))
         assert row["training_mean"] == again["training_mean"]
 

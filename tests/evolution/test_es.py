@@ -62,15 +62,16 @@ def test_members_are_antithetic_pairs_around_the_current_parameters(compiled):
 
 def test_the_update_is_the_papers(compiled):
     """Adam on L2 minus the sum of rank differences times noise, over the population; in NumPy from the formulas."""
-    rate, l2, std = 0.03, 0.1, 0.2
-    strategy = compiled(es(learning_rate=rate, l2_coefficient=l2, noise_std=std))
+    l2, schedules = 0.1, {"learning_rate": "linear:0.03,0.01,2", "noise_std": "exponential:0.4,0.1,2"}
+    strategy = compiled(es(**schedules, l2_coefficient=l2))
     state = strategy.init(jax.random.key(0), CODE)
     theta = flat(current(state)).astype(np.float64)
     first = second = np.zeros_like(theta)
     random = np.random.RandomState(0)
-    for step in range(1, 4):
+    for step, (rate, std) in enumerate([(0.03, 0.4), (0.02, 0.2), (0.01, 0.1)], 1):
         returns = random.randn(N)
         asked, state, metrics = moved(strategy, state, returns, key=step)
+        np.testing.assert_allclose(asked.scale[0], std, rtol=1e-6)
         ranks = returns.argsort().argsort() / (N - 1) - 0.5
         ascent = sum((ranks[i] - ranks[i + 1]) * flat(noise(asked.seed[i])).astype(np.float64) for i in range(0, N, 2))
         ascent = ascent / N

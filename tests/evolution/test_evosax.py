@@ -76,27 +76,15 @@ def test_the_mean_and_the_best_member_are_the_challengers():
     assert wrapped("PSO").candidates(state, asked, played(np.arange(N)), CODE) is None
 
 
-def optimized():
-    return Evosax(algorithms.SNES, population_size=N, settings={"optimizer": partial(optax.adam, 0.1)})
-
-
-RUNS = {
-    "cma_es": partial(wrapped, "CMA_ES"),
-    "differential_evolution": partial(wrapped, "DifferentialEvolution"),
-    "optimizer": optimized,
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_is_resumed_with_the_same_bits(name, reread):
+def test_a_run_with_an_optimizer_of_optax_is_resumed_with_the_same_bits():
     def make():
-        return vx.evolve(RUNS[name](), NET, ENV, validation=Validation(num_validation_episodes=2))
+        strategy = Evosax(algorithms.SNES, population_size=N, settings={"optimizer": partial(optax.adam, 0.1)})
+        return vx.evolve(strategy, NET, ENV, validation=Validation(num_validation_episodes=2))
 
-    straight = make()
+    straight, resumed = make(), make()
     state, _ = straight.step(straight.init(1))
-    resumed = make()
-    (expected, row), (found, again) = straight.step(state), resumed.step(resumed.restore(reread(straight.save(state))))
+    (expected, row), (found, again) = straight.step(state), resumed.step(resumed.restore(straight.save(state)))
     jax.tree.map(np.testing.assert_array_equal, (found.strategy, found.bases), (expected.strategy, expected.bases))
     assert [row[n] for n in ("training_mean", "validation_mean")] == [
         again[n] for n in ("training_mean", "validation_mean")

@@ -78,7 +78,8 @@ def test_first_generation_is_initial_noise_and_the_best_become_parents(generatio
 
 def test_later_generations_mutate_parents_and_keep_the_elite(generations):
     scores = [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-    (old, state), rows, workers = generations(FIRST, [1.0, 2.0], scores, [5.0, 1.0])
+    scored, schedule = (FIRST, [1.0, 2.0], scores, [5.0, 1.0]), "linear:0.3,0.1,1"
+    (old, state), rows, workers = generations(*scored, mutation_std=schedule)
     offspring, candidates = workers.asked[2:]
     assert not offspring.initial.any()
     assert set(np.asarray(offspring.parent).tolist()) <= {0, 1, 2}  # the elite is no parent unless it is among them

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from volvox.evolution.strategy import Cutoff, parse_cutoff, schedule
@@ -18,11 +17,6 @@ def test_forms():
         np.testing.assert_allclose([exponential(g) for g in range(6)], expected, rtol=1e-6)
     for constant in (0.5, "0.5", np.float32(0.5)):
         assert [float(schedule("x", constant)(g)) for g in (0, 9)] == [0.5, 0.5]
-
-
-def test_optax_schedules_are_taken_as_they_are():
-    warm_up = optax.linear_schedule(0.0, 1.0, 10)
-    assert schedule("x", warm_up) is warm_up
 
 
 @pytest.mark.parametrize("text", ["linear:1,3,4", "exponential:1,16,4", "2"])

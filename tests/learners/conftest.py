@@ -2,12 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from volvox.envs.functional import from_functions
 from volvox.learners.training import Training
-from volvox.ops.flat import by_path
 from volvox.rollout.devices import SINGLE_DEVICE
 from volvox.rollout.loop import LoopState
 
@@ -44,23 +42,6 @@ def recall():
         max_episode_steps=10,
         **SIZES,
     )
-
-
-@pytest.fixture
-def nested():
-    """A function that makes nested dictionaries of a tree, as a checkpoint gives them."""
-
-    def make(tree):
-        made = {}
-        for (*path, name), leaf in by_path(tree).items():
-            place = made
-            for key in path:
-                place = place.setdefault(key, {})
-            is_plain = isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            place[name] = np.asarray(leaf) if is_plain else leaf
-        return made
-
-    return make
 
 
 @pytest.fixture

@@ -40,11 +40,6 @@ def value(params, functions, *observations):
     return functions.apply(params, jnp.float32(observations)[:, None], ())[1]
 
 
-@pytest.mark.parametrize(("preset", "value_clip"), [(PPO(), None), (PPO.atari(), 0.1), (PPO.mujoco(), 0.2)])
-def test_presets_clip_values_as_published(preset, value_clip):
-    assert preset.value_clip == value_clip
-
-
 def test_values_are_known():
     """Terminal rewards count, and nothing behind a termination does; a third of all timesteps are resets."""
     env = probes.delayed_reward(num_envs=8, groups=1)

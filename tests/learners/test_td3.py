@@ -264,7 +264,7 @@ def test_each_learners_sparsity_goes_by_its_own_returns():
 
 
 @pytest.mark.slow
-def test_without_its_replay_a_resumed_run_gathers_anew_before_it_learns(nested):
+def test_without_its_replay_a_resumed_run_gathers_anew_before_it_learns():
     options = {"save_replay": False, "random_timesteps": 200, "timesteps_per_iteration": 160}
     algorithm = make(**options)
     state = algorithm.init(jax.random.key(0))
@@ -272,7 +272,7 @@ def test_without_its_replay_a_resumed_run_gathers_anew_before_it_learns(nested):
         state, _ = algorithm.step(state)
     updates = int(state.learning.update)
     assert updates > 0
-    saved = nested(algorithm.save(state))
+    saved = algorithm.save(state)
     algorithm.close()
     again = make(**options)
     assert again.restore(saved).acting.collected.replays == ()
