@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.envs.toy_text.taxi import TaxiEnv
 
 import volvox as vx
 from volvox.data import normalization
@@ -226,33 +225,6 @@ def test_masks_of_gymnasium_environments(space, workers):
         mask = np.concatenate(one.parts)
         observation, *_, info = one.step(act({"observation": observation, "action_mask": mask}))
     assert "action_mask" in info
-
-
-@pytest.mark.slow
-def test_ppo_takes_only_actions_that_change_the_state_of_the_taxi():
-    def make_env():
-        class Strict(gymnasium.Wrapper):
-            def reset(self, **options):
-                observation, info = self.env.reset(**options)
-                self.mask = info["action_mask"]
-                return observation, info
-
-            def step(self, action):
-                assert self.mask[action] == 1
-                observation, *rest = self.env.step(action)
-                self.mask = rest[-1]["action_mask"]
-                return observation, *rest
-
-        return Strict(TaxiEnv())
-
-    env = vx.envs.gymnasium(make_env, num_envs=8, groups=2, max_episode_steps=50, action_mask=True)
-    assert env.spec.observation_shape == {"observation": (), "action_mask": (6,)}
-    algorithm = vx.learn(vx.PPO(**ROUNDS), networks.CategoricalMLP(6, (8,)), env)
-    run = vx.train(algorithm, seed=0, steps=2, progress=False)
-    (name,) = (name for name in gymnasium.registry if name.startswith("Taxi-"))
-    named = vx.envs.gymnasium(name, num_envs=2, action_mask=True)
-    for score in (run.evaluate(num_episodes=4), vx.play_randomly(named, num_episodes=2, max_episode_steps=20)):
-        assert (score.returns >= -score.lengths).all()  # an illegal pickup or drop-off costs 10
 
 
 def test_a_mask_may_be_empty_only_where_an_episode_ends():

@@ -1,7 +1,6 @@
 """Returns and V-trace against NumPy written from the definitions."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,20 +79,3 @@ def test_vtrace_is_the_papers_sum(length, seed, clips):
     target, advantage = vtrace_by_definition(*arguments, *clips)
     np.testing.assert_allclose(found_target, target, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found_advantage, advantage, rtol=1e-4, atol=1e-4)
-
-
-def test_vtrace_on_policy_is_the_n_step_return():
-    t = trajectory(8, 3, decays=(0.0, 1.0))
-    target, advantage = vtrace(t["v_tm1"], t["v_t"], t["r_t"], t["discount_t"], np.ones(8, np.float32), t["lambda_t"])
-    plain = lambda_returns(t["r_t"], t["discount_t"], t["v_t"], t["lambda_t"])
-    np.testing.assert_allclose(target, plain, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(advantage, plain - t["v_tm1"], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(3,), (4, 2)])
-def test_arguments_of_other_ranks_or_lengths_are_refused(shape):
-    x, other = np.ones(4, np.float32), np.ones(shape, np.float32)
-    with pytest.raises(AssertionError):
-        lambda_returns(x, x, x, other)
-    with pytest.raises(AssertionError):
-        vtrace(x, x, x, x, x, other)

@@ -11,7 +11,7 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import PPO, envs, learn, networks
+from volvox import envs
 
 
 def keep(state, action, key):
@@ -244,27 +244,3 @@ def test_mistakes_with_playground_are_refused(monkeypatch):
     monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "none")  # no download, as without a network
     with pytest.raises(OSError, match="Go1Getup needs MuJoCo Menagerie"):
         envs.playground("Go1Getup", num_envs=1)
-
-
-@pytest.mark.slow
-@pytest.mark.optimized
-@pytest.mark.usefixtures("registry")
-def test_ppo_learns_a_task_of_playground():
-    """In a million timesteps; random actions get a return of about 330, and 1,000 is the most."""
-    env = envs.playground(TASK, num_envs=256)
-    settings = PPO(
-        segment_length=50,
-        learning_rate=1e-3,
-        num_minibatches=8,
-        discount=0.995,
-        entropy_coefficient=0.0,
-        normalize_observations=True,
-        rounds_per_iteration=20,
-    )
-    algorithm = learn(settings, networks.GaussianMLP(1), env)
-    state, means = algorithm.init(jax.random.key(0)), []
-    while int(state.timesteps) < 1_000_000:
-        state, row = algorithm.step(state)
-        means.append(row["training_mean"])
-    assert means[0] < 500
-    assert means[-1] > 850

@@ -24,21 +24,6 @@ class Normed(nn.Module):
         return 0.25 if path == ("Dense_1", "kernel") else 2.0
 
 
-def test_discrete_actions_are_drawn_from_logits_or_the_likeliest(make_spec):
-    net = genotype(MLP(3), make_spec((3,), num_actions=3)).policy
-    seen = jnp.arange(12.0).reshape(4, 3)
-    logits, state = jax.jit(lambda key: net.apply(net.init(key), seen, ()))(jax.random.key(0))
-    assert state == ()
-    np.testing.assert_array_equal(net.mode(logits), np.argmax(logits, axis=-1))
-    assert net.mode(logits).dtype == jnp.int32
-    for seed in range(20):
-        key = jax.random.key(seed)
-        action = net.sample(key, logits)
-        assert action.dtype == jnp.int32
-        # The Gumbel-max trick: the largest of perturbed logits.
-        np.testing.assert_array_equal(action, jnp.argmax(logits + jax.random.gumbel(key, (4, 3)), axis=-1))
-
-
 def test_continuous_actions_are_shaped_and_kept_within_each_bound(make_spec):
     low, high = np.array([[-1.0, -0.5], [-1.0, -2.0]], np.float32), np.array([[1.0, 0.5], [0.1, 2.0]], np.float32)
     spec = make_spec((3,), action_shape=(2, 2))._replace(action_low=low, action_high=high)
@@ -83,24 +68,6 @@ def test_first_generation(make_spec, normal_like):
     np.testing.assert_array_equal(first["LayerNorm_0"]["scale"], np.ones(5))
     np.testing.assert_array_equal(first["LayerNorm_0"]["bias"], np.zeros(5))
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, params)
-
-
-def test_prepare(make_spec):
-    module = MLP(2)
-
-    def apply(params, observation):
-        return module.apply({"params": params}, observation)
-
-    def prepare(params):
-        return jax.tree.map(lambda a: 2 * a, params)
-
-    def init(key):
-        return module.init(key, jnp.zeros((1, 3)))["params"]
-
-    net = genotype_from_functions(init, apply, make_spec((3,), num_actions=2), prepare=prepare)
-    params = jax.jit(net.policy.init)(jax.random.key(0))
-    output, _ = net.policy.apply(net.prepare(params), jnp.ones((1, 3)), ())
-    np.testing.assert_allclose(output, apply(prepare(params), jnp.ones((1, 3))), rtol=1e-6)
 
 
 class Layers(nn.Module):

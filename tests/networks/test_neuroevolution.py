@@ -12,7 +12,6 @@ from volvox.envs import atari
 from volvox.networks import MLP, DeepGA, VirtualBatchNormNet, genotype
 from volvox.networks.genotypes import VirtualBatchNorm
 from volvox.ops.flat import num_parameters
-from volvox.population import Table, encoding
 
 
 def test_first_generation_spreads_as_init(atari_spec, normal_like):
@@ -25,20 +24,6 @@ def test_first_generation_spreads_as_init(atari_spec, normal_like):
             std = (0.1 if layer == "Dense_1" else 1.0) / np.sqrt(fan_in)
             np.testing.assert_allclose(np.std(leaves["kernel"]), std, rtol=0.05)
             assert not leaves["bias"].any()
-
-
-@pytest.mark.parametrize("size", ["small"])
-def test_many_networks_compute_what_flax_computes(atari_spec, normal_like, size):
-    module = DeepGA(18, size=size)
-    net = genotype(module, atari_spec)
-    shapes, from_noise = jax.eval_shape(net.policy.init, jax.random.key(0)), jax.jit(net.from_noise)
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(from_noise(normal_like(shapes, i)) for i in range(3)))
-    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 1, 84, 84, 4), np.uint8))
-    ours = jax.jit(jax.vmap(lambda p, x: net.policy.apply(p, x, ())[0]))(params, x)
-    plain = jax.jit(module.apply)
-    expected = jnp.stack([plain({"params": jax.tree.map(lambda a, i=i: a[i], params)}, x[i]) for i in range(3)])
-    assert ours.dtype == jnp.float32
-    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
 
 
 SPEC = probe.target(size=3).spec
@@ -66,15 +51,6 @@ def test_outputs_are_the_formulas():
     reference, hidden = REFERENCE @ first, seen @ first
     hidden = (hidden - reference.mean(0)) / np.sqrt(reference.var(0) + 1e-3) + np.arange(5)
     np.testing.assert_allclose(output, np.maximum(hidden, 0) @ second, rtol=1e-4, atol=1e-5)
-
-
-def test_the_first_generation_is_scaled_noise_with_biases_of_zero():
-    net = genotype(Net(), SPEC, reference=REFERENCE)
-    code = encoding(net, Table(size=5_000))
-    assert code.num_parameters == 15 + 5 + 15 + 3
-    first = net.from_noise(jax.tree.map(lambda x: jnp.ones(x.shape), code.like))
-    np.testing.assert_array_equal(first["VirtualBatchNorm_0"]["bias"], np.zeros(5))
-    np.testing.assert_allclose(first["Dense_1"]["kernel"], np.full((5, 3), 5**-0.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import optax
 import pytest
 
 import volvox as vx
-from volvox.runs.checkpoint import DamagedCheckpointError
 
 from .conftest import assert_equal_trees, evolution, learning, random_walk
 
@@ -96,18 +95,6 @@ def test_an_algorithm_of_the_user_is_passed_as_an_object(tmp_path):
     np.testing.assert_array_equal(vx.load(tmp_path, algorithm=random_walk()).state["x"], run.state["x"])
     with pytest.raises(ValueError, match="size"):
         vx.load(tmp_path, algorithm=random_walk(size=4))
-
-
-def test_a_damaged_or_foreign_checkpoint_is_not_used_silently(tmp_path):
-    train(random_walk(), tmp_path / "a", steps=2)
-    train(random_walk(size=3, config={"type": "other", "size": 3}), tmp_path / "b", steps=3)
-    (tmp_path / "b" / "checkpoints" / "00000003").rename(tmp_path / "a" / "checkpoints" / "00000003")
-    with pytest.warns(UserWarning, match="another run"):
-        assert vx.load(tmp_path / "a", algorithm=random_walk()).state["step"] == 2
-    for folder in (tmp_path / "a" / "checkpoints").iterdir():
-        (folder / "record.json").unlink()
-    with pytest.raises(DamagedCheckpointError):
-        vx.load(tmp_path / "a", algorithm=random_walk())
 
 
 @pytest.mark.parametrize(
