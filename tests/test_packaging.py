@@ -27,6 +27,11 @@ def run(*command, cwd):
     return done.stdout
 
 
+def test_training_needs_no_safetensors():
+    code = "import sys, volvox; volvox.train, volvox.learn; print('safetensors' in sys.modules)"
+    assert run(sys.executable, "-c", code, cwd=ROOT) == "False\n"
+
+
 @pytest.mark.slow
 def test_the_wheel_runs_the_example_of_readme(tmp_path):
     build = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))

@@ -119,7 +119,7 @@ def test_the_best_is_kept_beside_the_current(scripted):
     )
 
 
-def test_a_vector_without_a_score_is_still_tested(scripted):
+def test_a_base_without_a_score_is_still_tested(scripted):
     """Vector 1 was updated; the others did not play, and the test is not of vector 0."""
     objective = vx.Novelty(behavior=rollout.Last("position", 1), num_neighbors=2, archive_size=9)
     env = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)

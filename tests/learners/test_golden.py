@@ -71,6 +71,7 @@ CASES = {  # seed, iterations, algorithm
     "a3c_lag_3": (23, 3, lambda: a3c(networks.ActorCritic(2, Torso()), lag=3, rho_clip=2.0, micro_batch=2)),
     "a3c_lstm": (24, 3, lambda: a3c(networks.RecurrentActorCritic(2, Torso(), width=8))),
     "a3c_gaussian": (25, 3, gaussian),
+    "a3c_rounds_per_update": (26, 3, lambda: a3c(networks.ActorCritic(2, Torso()), rounds_per_update=2)),
     "ppo_lag_0": (50, 3, lambda: ppo(lag=0)),
     "ppo_lag_1": (51, 3, lambda: ppo(lag=1, normalize_observations=True, value_clip=0.2)),
     "td3_plain": (30, 4, td3),

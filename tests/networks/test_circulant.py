@@ -46,6 +46,13 @@ def test_networks_that_cannot_be_grouped_are_refused(options):
     assert jax.jit(networks.Grouped(net, block=1).init)(jax.random.key(0), jnp.zeros((1, 64)))
 
 
+def test_initial_std_is_that_of_the_inner_network():
+    inner = networks.DeepGA(4, size="small")
+    path = ("inner", "Dense_1", "kernel")
+    assert networks.Grouped(inner).initial_std(path) == inner.initial_std(path[1:]) == 0.1
+    assert networks.Grouped(networks.MLP(4)).initial_std is None
+
+
 def test_initial_state_is_that_of_the_inner_network():
     grouped = networks.Grouped(networks.RecurrentActorCritic(2, networks.MLP(32, hidden=(32,))))
     assert grouped.initial_state(3)[0].shape == (3, 256)

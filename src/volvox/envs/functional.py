@@ -109,7 +109,8 @@ def from_functions(
       ValueError: a number out of range.
       AssertionError: `step` changes the structure, shapes or dtypes of the state, or its other results are no scalars.
     """
-    arguments = {name: value for name, value in locals().items() if name != "config"}
+    arguments = {**locals()}
+    del arguments["config"]
     config = config or {"type": "volvox.envs.from_functions", **arguments}
     if reset_batch is not None:
         integer("reset_batch", reset_batch, low=1)

@@ -44,7 +44,9 @@ class ESState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ES:
-    """Settings of an evolution strategy; the defaults are for about one hour on two cores.
+    """Evolution strategies with antithetic noise (OpenAI-ES; Salimans et al. 2017, arXiv 1703.03864).
+
+    The defaults are for about one hour on two cores; `paper` has the published settings.
 
     Example:
       >>> algorithm = vx.evolve(vx.ES(population_size=64), network, env)

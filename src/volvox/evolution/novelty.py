@@ -3,8 +3,8 @@
     GA(objective=Novelty(behavior=Last("position", 2)))                           # novelty search
     ES(objective=Novelty.nsr_es(behavior=Last("position", 2)), num_bases=3)       # NSR-ES
 
-With evolution strategies it is the family of Conti et al. 2018 (arXiv 1712.06560), in which a few bases
-take turns: NS-ES follows novelty alone, NSR-ES novelty and returns evenly, and NSRA-ES adapts their weights.
+With evolution strategies it is the family of Conti et al. 2018 (arXiv 1712.06560), in which a few bases take turns:
+NS-ES follows novelty alone, NSR-ES novelty and returns evenly, and NSRA-ES adapts their weights.
 """
 
 import dataclasses

@@ -210,6 +210,13 @@ class Grouped(nn.Module):
         """The method of the inner network, if it is recurrent; else None."""
         return getattr(self.inner, "initial_state", None)
 
+    @property
+    @nn.nowrap
+    def initial_std(self) -> Any:
+        """The method of the inner network, if it has one; else None."""
+        inner_std: Any = getattr(self.inner, "initial_std", None)
+        return (lambda path: inner_std(path[1:])) if callable(inner_std) else None  # without "inner"
+
     @nn.nowrap
     def _intercept(self, grouped: list[Any], next_fun, args, kwargs, context) -> Any:
         module = context.module
