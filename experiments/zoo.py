@@ -62,7 +62,9 @@ def pendulum(settings: Any, *, gaussian: bool) -> Callable[[], vx.Run]:
     return lambda: learn(settings, network, vx.envs.envpool("Pendulum-v1", num_envs=1), 20_000)
 
 
-def mujoco(task: str, learning_rate: float, gst: GroupSparse | None = None) -> Callable[[], vx.Run]:
+def mujoco(
+    task: str, learning_rate: float, timesteps: int = 150_000, gst: GroupSparse | None = None
+) -> Callable[[], vx.Run]:
     def train() -> vx.Run:
         env = vx.envs.mujoco(task, num_envs=2, threads=1)
         networks = ActorAndCritic.mlp(env.spec.num_outputs, (128, 128))
@@ -70,7 +72,7 @@ def mujoco(task: str, learning_rate: float, gst: GroupSparse | None = None) -> C
         if gst is not None:
             networks = ActorAndCritic(gst.network(networks.actor), gst.network(networks.critic))
             settings = dataclasses.replace(settings, optimizer=gst.optimizer(settings.optimizer))
-        return learn(settings, networks, env, 150_000, num_learners=2)
+        return learn(settings, networks, env, timesteps, num_learners=2)
 
     return train
 
@@ -110,9 +112,9 @@ TRAINED: dict[str, Callable[[], vx.Run]] = {
     "cartpole-ppo": cartpole(vx.PPO(value_clip=0.2), CategoricalMLP(2, (64, 64))),
     "cartpole-pqn": cartpole(vx.PQN(), MLP(2, (64, 64), nn.relu, layer_norm=True)),
     "halfcheetah-td3": mujoco("HalfCheetah", 1e-3),
-    "halfcheetah-td3-group-sparse": mujoco("HalfCheetah", 1e-3, GroupSparse(final_sparsity=0.875)),
-    "hopper-td3": mujoco("Hopper", 3e-4),
-    "hopper-td3-group-sparse": mujoco("Hopper", 3e-4, GroupSparse(final_sparsity=0.875)),
+    "halfcheetah-td3-group-sparse": mujoco("HalfCheetah", 1e-3, gst=GroupSparse(final_sparsity=0.875)),
+    "hopper-td3": mujoco("Hopper", 3e-4, 300_000),
+    "hopper-td3-group-sparse": mujoco("Hopper", 3e-4, gst=GroupSparse(final_sparsity=0.875)),
     "maze-novelty": maze,
     "pendulum-sac": pendulum(vx.SAC(), gaussian=True),
     "pendulum-td3": pendulum(vx.TD3(), gaussian=False),
