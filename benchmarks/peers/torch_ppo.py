@@ -128,7 +128,7 @@ def gradient(net, clip: float, entropy_weight: float, data: tuple[torch.Tensor, 
 def tuned(
     net: nn.Module, data: tuple[torch.Tensor, ...], learn: Callable, batch: int, size: int
 ) -> tuple[int, int, int]:
-    """Returns the fastest (threads of PyTorch that act, those that learn, timesteps of a part).
+    """Returns the fastest combination: (threads for acting, threads for learning, timesteps of a micro-batch).
 
     `batch` environments act at once, and `learn(data, chosen, part)` learns from `size` of the timesteps `data`.
     """

@@ -22,7 +22,7 @@ from volvox.types import ALONE, Array, ArrayTree, Axis, EnvSpec, Policy, TimeSte
 _LIMIT = 10.0
 """Largest absolute value of a normalised number."""
 _MAX_COUNT = 2.0**23
-"""Largest count of observations, up to which float32 adds exactly. Beyond it, older observations lose weight."""
+"""Largest count of observations. From there on, older observations are scaled down."""
 
 
 class Moments(NamedTuple):

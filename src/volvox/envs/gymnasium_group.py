@@ -343,7 +343,7 @@ class WorkerEnvs(SyncEnvs):
 def _with_traceback(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return function(*args, **options)
-    except Exception:  # of any environment
+    except Exception:  # an environment may raise anything, and it may not be picklable
         raise RuntimeError(traceback.format_exc()) from None
 
 

@@ -409,7 +409,7 @@ class Sweep:
 
 
 def _runs(study: Any) -> dict[str, list[Any]]:
-    """Returns the trials of each run by its name, without those that diverged."""
+    """Maps the name of each run to its trials; leaves out trials that diverged."""
     found: dict[str, list[Any]] = {}
     for trial in study.trials:
         if "run" in trial.user_attrs and trial.state.name != "FAIL":
