@@ -62,9 +62,9 @@ class Setting:
         self.net = vx.networks.genotype(self.module, self.env.spec)
         self.noise = vx.population.LowRank() if options.noise == "low-rank" else vx.population.Table()
 
-    def evaluator(self, capacity: int, chunk_seconds: float = 1.0) -> PopulationEvaluator:
+    def evaluator(self, capacity: int) -> PopulationEvaluator:
         """Returns the evaluator of populations."""
-        return PopulationEvaluator(self.net, self.noise, self.env, Nothing(), capacity, chunk_seconds)
+        return PopulationEvaluator(self.net, self.noise, self.env, Nothing(), capacity)
 
     def population(self, code: Encoding, size: int, seed: int) -> vx.Population:
         """Returns mutants of random parents, with one episode each."""

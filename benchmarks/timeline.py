@@ -69,7 +69,7 @@ def look(options: Options, num_groups: int) -> dict[str, np.ndarray]:
     """Runs the loop; per interval: its begin in seconds, and how many threads of each side ran on the average."""
     setting = Setting(RolloutOptions(game=options.game, num_envs=options.num_envs, groups=num_groups))
     n = 4 * options.num_envs
-    evaluator = setting.evaluator(n, chunk_seconds=0.5)
+    evaluator = setting.evaluator(n)
     population = setting.population(evaluator.encoding, n, seed=0)
     inference_steps_per_s(setting, evaluator.encoding, population, seconds=0.1)  # starts the threads of the device
     before = threads_of_this_process()

@@ -77,7 +77,7 @@ def main(settings: dict[str, Any]) -> None:
 
 def train(settings: dict[str, Any]) -> None:
     """Trains until it is stopped."""
-    made = algorithm(*settings["algorithm"], chunk_seconds=0.2)
+    made = algorithm(*settings["algorithm"])
 
     def on_step(run: vx.Run) -> None:
         Path(f"{settings['out']}-step").write_text(str(len(run.metrics)))

@@ -19,6 +19,7 @@ from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Interrupted
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+from volvox.distributed import ray_evaluator  # noqa: E402
 from volvox.distributed.ray_evaluator import PopulationActor, RayEvaluator  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -114,11 +115,12 @@ def population(encoding):
 
 
 @pytest.mark.slow
-def test_a_killed_actor_costs_its_chunk_and_closing_ends_all(cluster):
+def test_a_killed_actor_costs_its_chunk_and_closing_ends_all(cluster, monkeypatch):
+    monkeypatch.setattr(ray_evaluator, "CHUNK_SECONDS", 0.05)
     genotype = vx.networks.genotype(NETWORK, countdown().spec)
-    given = genotype, TABLE, countdown(), Nothing(), 400, 0.05
+    given = genotype, TABLE, countdown(), Nothing(), 400
     make_local = partial(PopulationEvaluator, *given)
-    local, evaluator, done = make_local(), RayEvaluator(vx.distributed.ray(num_actors=2), make_local, 4, 0.05), []
+    local, evaluator, done = make_local(), RayEvaluator(vx.distributed.ray(num_actors=2), make_local, 4), []
     members = population(local.encoding)
     expected, _ = local.evaluate(members, 2, **SETTINGS)
     local.close()
@@ -180,6 +182,6 @@ def test_bases_are_rebuilt_from_their_lineage():
 
 
 def test_one_actor_needs_no_ray():
-    assert vx.distributed.ray(num_actors=1).evaluator(lambda: "local", 4, 1.0) == "local"
+    assert vx.distributed.ray(num_actors=1).evaluator(lambda: "local", 4) == "local"
     with pytest.raises(ValueError, match="num_actors"):
         vx.distributed.ray(num_actors="all")

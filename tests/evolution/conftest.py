@@ -27,7 +27,7 @@ class Scripted:
         """Forgets what was played before."""
         self.scores, self.behaviors, self.asked, self.tested, self.lineages = list(scores), list(behaviors), [], [], []
 
-    def evaluator(self, make_local, num_slots, chunk_seconds):
+    def evaluator(self, make_local, num_slots):
         self.encoding = make_local().encoding
         return self
 

@@ -9,6 +9,7 @@ import volvox as vx
 from volvox import Validation, networks, population
 from volvox.envs import atari
 from volvox.rollout import Last
+from volvox.rollout import loop as rollout_loop
 from volvox.types import Interrupted
 
 # Continuous control with a known optimum: return 0, of the network that answers with its observation.
@@ -149,8 +150,9 @@ def test_test_episodes_have_their_own_cutoff():
     assert metrics["fraction_cut"] == 1.0
 
 
-def test_interrupted_step_leaves_the_state_good(algorithm):
-    interrupted = make(chunk_seconds=1e-6)
+def test_interrupted_step_leaves_the_state_good(algorithm, monkeypatch):
+    monkeypatch.setattr(rollout_loop, "CHUNK_SECONDS", 1e-6)
+    interrupted = make()
     state, _ = interrupted.step(interrupted.init(jax.random.key(0)))
     with pytest.raises(Interrupted):
         interrupted.step(state, monitor=lambda progress: True)

@@ -43,8 +43,8 @@ def net(num_outputs=2):
 
 def learner(module, env, **options):
     """The algorithm, with settings that learn fast."""
-    host, chunk_seconds = options.pop("host", False), options.pop("chunk_seconds", 1.0)
-    return learn(A3C(**FAST | options), module, env, host=host, chunk_seconds=chunk_seconds)
+    host = options.pop("host", False)
+    return learn(A3C(**FAST | options), module, env, host=host)
 
 
 def learned(env, module=None, updates=600, seed=0, **options):

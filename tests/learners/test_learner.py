@@ -18,6 +18,7 @@ from volvox.envs import cartpole
 from volvox.learners import Learner, Schedule, Turn
 from volvox.learners.training import LearnerStages
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork
+from volvox.rollout import loop as rollout_loop
 from volvox.types import Interrupted, Policy, TimeStep
 
 
@@ -105,8 +106,9 @@ def test_an_older_state_begins_new_episodes(env):
     algorithm.close()
 
 
-def test_progress_counts_up_and_an_interrupt_leaves_the_state(env):
-    algorithm, seen = learn(Counting(updates=400), None, env, chunk_seconds=1e-6), []
+def test_progress_counts_up_and_an_interrupt_leaves_the_state(env, monkeypatch):
+    monkeypatch.setattr(rollout_loop, "CHUNK_SECONDS", 1e-6)
+    algorithm, seen = learn(Counting(updates=400), None, env), []
 
     def monitor(figures):
         seen.append(figures)

@@ -32,7 +32,7 @@ SMALL = {
 
 def make(env=ENV, *, network=None, representation=None, **options):
     network = networks.ActorAndCritic(ACTOR, CRITIC, representation) if network is None else network
-    loop = {name: options.pop(name) for name in ("num_learners", "host", "chunk_seconds") if name in options}
+    loop = {name: options.pop(name) for name in ("num_learners", "host") if name in options}
     return learn(TD3(**(SMALL | options)), network, env, **loop)
 
 

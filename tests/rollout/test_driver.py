@@ -76,7 +76,7 @@ def clock(monkeypatch):
 
 def test_chunks_approach_the_asked_length_at_most_doubling(clock):
     clock.seconds = lambda rounds: rounds / 32
-    loop = opened(chunk_seconds=1.0)
+    loop = opened()
     chunks = list(loop.run(*begin(), rounds_left=rounds_until(159)))
     assert [rounds for _, rounds in chunks] == [1, 2, 4, 8, 16, 32, 32, 32, 32]
     clock.seconds = lambda rounds: rounds / 4  # eight times as slow
@@ -88,9 +88,10 @@ def test_chunks_approach_the_asked_length_at_most_doubling(clock):
 
 
 @pytest.mark.parametrize("make", [make_groups, make_host_groups], ids=["traced", "driven"])
-def test_a_run_ends_when_nothing_remains_or_no_rounds_are_left(make):
+def test_a_run_ends_when_nothing_remains_or_no_rounds_are_left(make, monkeypatch):
     for chunk_seconds in (1e6, 1e-6):  # the last chunk is cut short, or ends where nothing remains
-        loop = opened(FINITE, make, chunk_seconds=chunk_seconds)
+        monkeypatch.setattr(rollout_loop, "CHUNK_SECONDS", chunk_seconds)
+        loop = opened(FINITE, make)
         chunks = list(loop.run(*begin()))
         assert sum(rounds for _, rounds in chunks) == 50
         assert int(chunks[-1][0].carry[0]) == 50
@@ -103,12 +104,14 @@ def test_a_run_ends_when_nothing_remains_or_no_rounds_are_left(make):
 
 
 @pytest.mark.parametrize("make", [make_groups, make_host_groups], ids=["traced", "driven"])
-def test_stopping_between_chunks_loses_nothing(make):
+def test_stopping_between_chunks_loses_nothing(make, monkeypatch):
     """Stopped or run in one go, the same rounds leave the same bits."""
-    whole = opened(make=make, chunk_seconds=1e6)
+    monkeypatch.setattr(rollout_loop, "CHUNK_SECONDS", 1e6)
+    whole = opened(make=make)
     *_, (expected, _) = whole.run(*begin(), rounds_left=rounds_until(60))
 
-    loop = opened(make=make, chunk_seconds=1e-6)
+    monkeypatch.setattr(rollout_loop, "CHUNK_SECONDS", 1e-6)
+    loop = opened(make=make)
     carry, memory = begin()
     for _ in range(3):
         for state, _ in loop.run(carry, memory, rounds_left=rounds_until(60)):

@@ -44,18 +44,21 @@ def test_the_number_of_environments_of_an_evaluation_is_passed_on(evolved, monke
     assert (passed["num_episodes"], passed["num_envs"]) == (5, 1)
 
 
+ONE_ACTOR = vx.distributed.ray(num_actors=1)
 CHANGES = [
-    (learning, {"learning_rate": 0.5}),
-    pytest.param(evolution, {"mutation_std": 0.5}, marks=pytest.mark.slow),
+    (learning, {"learning_rate": 0.5}, {"host": True}),
+    pytest.param(
+        evolution, {"mutation_std": 0.5}, {"workers": vx.distributed.ray(num_actors=1)}, marks=pytest.mark.slow
+    ),
 ]
 
 
-@pytest.mark.parametrize(("make", "changes"), CHANGES)
-def test_settings_are_changed_on_purpose_and_recorded(make, changes, tmp_path):
+@pytest.mark.parametrize(("make", "changes", "local"), CHANGES)
+def test_settings_are_changed_on_purpose_and_recorded(make, changes, local, tmp_path):
     config = make().config
-    algorithm = make().remake(config.get("settings") or config["strategy"], chunk_seconds=0.1)
+    algorithm = make().remake(config.get("settings") or config["strategy"], **local)
     run = train(algorithm, tmp_path, steps=1).resume(steps=2, changes=changes, progress=False, loggers=())
-    assert run.algorithm.remake.keywords["chunk_seconds"] == 0.1  # it is not saved
+    assert local.items() <= run.algorithm.remake.keywords.items()  # they are not saved
     assert len(run.metrics) == 2
     ((name, value),) = changes.items()
     config = read_config(tmp_path)

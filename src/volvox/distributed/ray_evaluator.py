@@ -25,6 +25,7 @@ import numpy as np
 from volvox._checks import import_extra, integer
 from volvox.population.decoding import Encoding, Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
+from volvox.rollout.loop import CHUNK_SECONDS
 from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population
 
 _MAX_LOSSES = 4
@@ -77,13 +78,12 @@ class RaySettings:
         if self.num_cpus_per_actor is not None:
             integer("num_cpus_per_actor", self.num_cpus_per_actor, low=1)
 
-    def evaluator(self, make_local: Callable[[], Any], num_slots: int, chunk_seconds: float) -> Any:
+    def evaluator(self, make_local: Callable[[], Any], num_slots: int) -> Any:
         """Returns the evaluator of a population; no actor starts before its first evaluation.
 
         Args:
           make_local: Picklable function without arguments that makes a `volvox.rollout.evaluator.PopulationEvaluator`.
           num_slots: Environments of each actor.
-          chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
 
         Returns:
           A `RayEvaluator`, or the result of `make_local` if there is one actor only.
@@ -94,7 +94,7 @@ class RaySettings:
         if self.num_actors in (None, 1):
             return make_local()
         import_extra("ray", "ray")
-        return RayEvaluator(self, make_local, num_slots, chunk_seconds)
+        return RayEvaluator(self, make_local, num_slots)
 
     def connect(self) -> None:
         """Connects this process to Ray, unless it is connected."""
@@ -279,16 +279,10 @@ class PopulationActor:
 class RayEvaluator:
     """Evaluates populations like `volvox.rollout.evaluator.PopulationEvaluator`, on Ray actors."""
 
-    def __init__(
-        self,
-        settings: RaySettings,
-        make_local: Callable[[], PopulationEvaluator],
-        num_slots: int,
-        chunk_seconds: float = 1.0,
-    ):
+    def __init__(self, settings: RaySettings, make_local: Callable[[], PopulationEvaluator], num_slots: int):
         """Starts nothing yet; see `RaySettings.evaluator`."""
         self._settings, self._make_local, self._num_slots = settings, make_local, num_slots
-        self._chunk_seconds, self._restarts = chunk_seconds, 0
+        self._restarts = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -361,9 +355,9 @@ class RayEvaluator:
                     call = self._actors[key].evaluate.remote(chunk, bases, sent_lineage, settings)
                     self._calls[call] = key, chunk
                 if not self._calls:  # there is no actor
-                    time.sleep(self._chunk_seconds)
+                    time.sleep(CHUNK_SECONDS)
                     self._update_actors()
-                ended = ray.wait(list(self._calls), timeout=self._chunk_seconds)[0] if self._calls else []
+                ended = ray.wait(list(self._calls), timeout=CHUNK_SECONDS)[0] if self._calls else []
                 for call in ended:
                     key, chunk = self._calls.pop(call)
                     try:

@@ -91,7 +91,6 @@ def evolve(
     behavior: Behavior | None = None,
     max_episode_steps: int | str | None = None,
     test_max_episode_steps: int | None = None,
-    chunk_seconds: float = 1.0,
     workers: Any = None,
 ) -> Algorithm:
     """Joins a strategy, a network and an environment into an algorithm; one step is one generation.
@@ -115,7 +114,6 @@ def evolve(
       max_episode_steps: Cutoff of training and validation episodes in timesteps, or
         `"adaptive:start,fraction,ratio,max"`; default: the environment's own.
       test_max_episode_steps: Cutoff of test episodes in timesteps; default: the environment's own.
-      chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       workers: None: members play in this process. `volvox.distributed.ray(...)`: on actors of Ray, each with
         `env.num_envs` slots. Results are the same on pure-JAX environments.
 
@@ -160,14 +158,12 @@ def evolve(
     encoding = outline(genotype, noise)
     run = _Evolution(strategy, validation, genotype, env, cutoff, test_max_episode_steps, encoding)
     capacity = max(members * episodes for members, episodes in run.sizes.values())
-    make_local = functools.partial(
-        PopulationEvaluator, genotype, noise, env, recorded, capacity, chunk_seconds=chunk_seconds
-    )
+    make_local = functools.partial(PopulationEvaluator, genotype, noise, env, recorded, capacity)
     if workers is None:
         run.evaluator = make_local()
     else:
         check_has("workers", workers, ("evaluator",), "vx.distributed.ray(...), or None for this process")
-        run.evaluator = workers.evaluator(make_local, env.num_envs, chunk_seconds)
+        run.evaluator = workers.evaluator(make_local, env.num_envs)
     saved_arguments: dict[str, Any] = {
         "network": network,
         "env": env.config,
@@ -177,7 +173,7 @@ def evolve(
         "max_episode_steps": cutoff.start if cutoff.fraction >= 1 else max_episode_steps,
         "test_max_episode_steps": test_max_episode_steps,
     }
-    local_arguments: dict[str, Any] = {"env": env, "chunk_seconds": chunk_seconds, "workers": workers}
+    local_arguments: dict[str, Any] = {"env": env, "workers": workers}
     return Algorithm(
         init=run.init,
         step=run.step,

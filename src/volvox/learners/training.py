@@ -147,7 +147,6 @@ def learn(
     num_evaluation_episodes: int = 10,
     num_evaluation_envs: int | None = None,
     pbt: PBT | None = None,
-    chunk_seconds: float = 1.0,
     host: bool = False,
     devices: Sequence[Any] | None = None,
 ) -> Algorithm:
@@ -175,7 +174,6 @@ def learn(
       num_evaluation_envs: Largest number of environments of an evaluation, beside those of training. None:
         `env.num_envs` for each learner.
       pbt: Population-based training of several learners in one process, whose settings must be equal.
-      chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
       host: Whether the loop is driven from Python, for platforms on which it cannot be compiled whole.
       devices: Devices that learn together as one program. Several learners are divided among them and share no
         gradients, so their number is a multiple of the devices. The first device makes the initial state of all
@@ -206,7 +204,7 @@ def learn(
     for one in several:
         check_has("settings", one, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
-    run = Training(several, network, env, chunk_seconds, host, devices_of(devices), pbt)
+    run = Training(several, network, env, host, devices_of(devices), pbt)
     if evaluate_every is not None:
         if pbt is not None and pbt.every % evaluate_every:
             raise ValueError(f"{pbt.every=} must be a multiple of {evaluate_every=}: learners are compared after each.")
@@ -221,7 +219,7 @@ def learn(
     saved_arguments: dict[str, Any] = {"network": network, "env": env.config, "num_learners": num_learners}
     saved_arguments |= {"evaluate_every": evaluate_every, "num_evaluation_episodes": num_evaluation_episodes}
     saved_arguments |= {"num_evaluation_envs": num_evaluation_envs, "pbt": pbt}
-    local_arguments = {"env": env, "chunk_seconds": chunk_seconds, "host": host, "devices": devices}
+    local_arguments = {"env": env, "host": host, "devices": devices}
     return Algorithm(
         init=run.init,
         step=run.step,
@@ -379,7 +377,6 @@ class Training:
         settings: Sequence[Any],
         network: Any,
         env: Env,
-        chunk_seconds: float,
         host: bool,
         devices: Devices,
         pbt: PBT | None = None,
@@ -432,7 +429,7 @@ class Training:
             raise ValueError(f"due has shape {np.shape(due)}; it must have shape [beats_per_round, groups], {turns}.")
         stages = Stages(pure.act, pure.work, finish=pure.finish, due=due, cache_key=pure.cache_key)
         beats = self.schedule.beats_per_round
-        self.loop = Loop(stages, make_groups, beats_per_round=beats, chunk_seconds=chunk_seconds, devices=devices)
+        self.loop = Loop(stages, make_groups, beats_per_round=beats, devices=devices)
 
     def init(self, key: int | Array) -> LearnState:
         """Returns the state at the beginning of a run."""

@@ -58,15 +58,7 @@ class PopulationEvaluator:
     Training and validation share a loop; test episodes are driven from Python.
     """
 
-    def __init__(
-        self,
-        genotype: Genotype,
-        noise: Noise,
-        env: Env,
-        behavior: Behavior,
-        capacity: int,
-        chunk_seconds: float = 1.0,
-    ):
+    def __init__(self, genotype: Genotype, noise: Noise, env: Env, behavior: Behavior, capacity: int):
         """Stores the arguments; makes nothing yet.
 
         Args:
@@ -76,10 +68,8 @@ class PopulationEvaluator:
           behavior: The record of each episode.
           capacity: The largest number of episodes of an evaluation. It is a shape, so another capacity is compiled
             anew; the size of the population is not a shape.
-          chunk_seconds: Approximate interval in seconds at which progress and interrupts are checked.
         """
-        self._genotype, self._noise, self._env, self._chunk_seconds = genotype, noise, env, chunk_seconds
-        self._capacity = capacity
+        self._genotype, self._noise, self._env, self._capacity = genotype, noise, env, capacity
         self._rollout = Rollout(genotype, behavior)
         self._begin = jax.jit(self._rollout.begin, static_argnums=(2, 3), donate_argnums=0)
         self._loops: dict[tuple[bool, int, bool], Loop] = {}  # by test, max_episode_steps, formed
@@ -208,7 +198,7 @@ class PopulationEvaluator:
                 self._slots = None  # frees the old slots before new ones are allocated
                 self._slots = tuple(zeros(slot, group_size) for _ in range(num_groups))
             make = functools.partial(self._env.make, max_episode_steps=max_episode_steps, host=test)
-            loop = Loop(self._rollout.stages(), make, chunk_seconds=self._chunk_seconds)
+            loop = Loop(self._rollout.stages(), make)
             self._loops[test, max_episode_steps, formed] = loop
             loop.open(pool_seed)
         if part is None:

@@ -38,6 +38,8 @@ from volvox.types import Array, ArrayTree, ByValue, EnvGroup, TimeStep
 
 Monitor = Callable[[dict[str, Any]], bool | None]
 """Progress figures of a step -> whether to stop the step."""
+CHUNK_SECONDS = 1.0
+"""Approximate interval in seconds at which progress and interrupts are checked: the duration of a chunk."""
 _MAX_ROUNDS_PER_CHUNK = 2**20
 
 
@@ -319,7 +321,6 @@ class Loop:
         make_groups: Callable[..., tuple[EnvGroup, ...]],
         *,
         beats_per_round: int = 1,
-        chunk_seconds: float = 1.0,
         devices: Devices = SINGLE_DEVICE,
     ):
         """Prepares the loop; `open` makes the environments.
@@ -329,14 +330,12 @@ class Loop:
           make_groups: seed -> new groups of environments, of one size; for example `env.make`. With several devices
             (seed, number of the device) -> its groups.
           beats_per_round: Beats of a round.
-          chunk_seconds: Approximate duration of a chunk: the interval at which progress and interrupts are checked.
           devices: The devices that run the loop as one program, each with groups of its own.
         """
         self.stages = stages
         self.make_groups = make_groups
         self.beats_per_round = beats_per_round
         self.devices = devices
-        self._chunk_seconds = chunk_seconds
         self.groups: tuple[EnvGroup, ...] = ()
         self.envs: tuple[ArrayTree, ...] = ()
         self.run_chunk: Any = None
@@ -401,7 +400,7 @@ class Loop:
             self.envs, carry, memory = state
             if done == self._rounds_per_chunk:  # the duration of a chunk that was cut short says little about a round
                 # Towards chunks of the wanted length, at most doubling: the first chunks include compilation.
-                factor = min(max(self._chunk_seconds / max(seconds, 1e-6), 0.5), 2.0)
+                factor = min(max(CHUNK_SECONDS / max(seconds, 1e-6), 0.5), 2.0)
                 self._rounds_per_chunk = min(max(1, int(self._rounds_per_chunk * factor)), _MAX_ROUNDS_PER_CHUNK)
             yield state, done
             if done < rounds:
