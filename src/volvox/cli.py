@@ -87,6 +87,7 @@ def zoo() -> None:
     for name, card in cards.items():
         interval = "" if card["low"] is None else f" [{card['low']:.1f}, {card['high']:.1f}]"
         print(f"{name:{width}}  {card['environment']}: {card['mean']:.1f}{interval} ({card['protocol']})")
+    print("mean return [95% interval]; sticky: each action repeats with probability 0.25; fresh: starts of their own")
 
 
 def play(
@@ -146,7 +147,9 @@ def watch(
     if out is None and run.startswith(_ZOO):
         out = Path(f"{Path(run.removeprefix(_ZOO)).stem}.mp4")
     _run_dir(Path(run))
-    _loaded(run).watch(out, which=which, members=members, seed=seed)
+    loaded = _loaded(run)
+    print("playing an episode; the video is written at its end", file=sys.stderr)
+    loaded.watch(out, which=which, members=members, seed=seed)
 
 
 def plot(run: RunDir, /, *, out: Path | None = None) -> None:

@@ -50,7 +50,7 @@ def begun():
 
     def make(settings, network, env):
         several = settings if isinstance(settings, list) else [settings]
-        run = Training(several, network, env, 1.0, False, SINGLE_DEVICE)
+        run = Training(several, network, env, False, SINGLE_DEVICE)
         groups = run.loop.make_groups(0)
         initial, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
         state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(initial.acting), initial.learning))

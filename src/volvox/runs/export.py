@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from volvox._checks import import_extra
 from volvox.ops.batching import where_rows
 from volvox.rollout.scoring import Actor, act
 from volvox.runs.config import from_json, to_json
@@ -176,8 +177,7 @@ def load_exported(path: Path) -> ExportedPolicy:
 
 
 def _to_onnx(act: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], header: str) -> bytes:
-    from jax2onnx import to_onnx
-
+    to_onnx = import_extra("jax2onnx", "onnx").to_onnx
     inlined = partial(_inline, jax.make_jaxpr(act)(*inputs.values()))
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs)}
     model: Any = to_onnx(inlined, list(inputs.values()), model_name="policy", **names)
@@ -187,9 +187,7 @@ def _to_onnx(act: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], he
 
 
 def _read_onnx(content: bytes) -> tuple[dict[str, Any], Callable[..., Any]]:
-    import onnxruntime
-
-    session: Any = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    session: Any = import_extra("onnxruntime", "onnx").InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
 
     def run(*arrays: Any) -> Any:

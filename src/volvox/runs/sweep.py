@@ -97,7 +97,7 @@ def sweep(
         directory and the storage. None: this process.
       seed: Seed of the sampler, except with `storage`. A run has the seed `seed + n` if trial n is its first.
       resume: Continue the sweep in the directory, if there is one.
-      progress: Print a line for each trial on the standard error stream.
+      progress: Print a line for each trial on the standard error stream, and the progress of several in one program.
       **budget: Budget of each trial: `steps`, `max_frames` or `max_timesteps` of `volvox.train`.
 
     Returns:
@@ -142,7 +142,7 @@ def sweep(
         def next_job() -> _Job | None:
             return jobs.pop(0) if jobs else _ask(study, draw, trials, num_trials, num_learners)
 
-        play = partial(_play, make, metric, budget, trials, seed)
+        play = partial(_play, make, metric, budget, trials, seed, progress and workers is None)
         here = ((job, play(job)) for job in iter(next_job, None))
         outcomes = here if workers is None else workers.run(play, next_job)
         exit_code = 128 + signal.SIGINT
@@ -229,9 +229,15 @@ def _record(study: Any, jobs: list[_Job], job: _Job, outcome: _Outcome, progress
 
 
 def _play(
-    make: Callable[..., Algorithm], metric: str, budget: dict[str, Any], trials: Path, seed: int, job: _Job
+    make: Callable[..., Algorithm],
+    metric: str,
+    budget: dict[str, Any],
+    trials: Path,
+    seed: int,
+    progress: bool,
+    job: _Job,
 ) -> _Outcome:
-    """Trains the trials of a job. It is picklable, for Ray."""
+    """Trains the trials of a job, with progress if there are several. It is picklable, for Ray."""
     algorithm = _together([make(dict(settings)) for settings in job.settings.values()])
     each, folder, pruned = max(len(algorithm.learners), 1) // len(job.settings), _folder(trials / job.run), False
 
@@ -243,7 +249,8 @@ def _play(
         return pruned
 
     try:
-        run = _train(algorithm, seed + min(job.settings), folder, budget, on_step=on_step)
+        shown = {"on_step": on_step, "progress": progress and len(job.settings) > 1}
+        run = _train(algorithm, seed + min(job.settings), folder, budget, **shown)
     except FloatingPointError as error:
         write_file(folder / DIVERGED, f"{error}\n")
         diverged = {i // each for i in getattr(error, "learners", range(each * len(job.settings)))}
@@ -256,7 +263,7 @@ def _play(
 
 def _train(algorithm: Algorithm, seed: int, folder: Path, budget: dict[str, Any], **options: Any) -> Run:
     try:  # with a checkpoint each minute and at the end: others would take most of the time of short trials
-        options |= {"checkpoint_every": 2**30, "progress": False, "loggers": ()}
+        options = {"checkpoint_every": 2**30, "progress": False, "loggers": ()} | options
         return train(algorithm, seed=seed, run_dir=folder, resume=True, **options, **budget)
     finally:
         algorithm.close()
