@@ -17,6 +17,7 @@ def test_without_a_gpu_it_points_to_the_dry_run(monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "gpu.json").exists()
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_stops_no_other(monkeypatch, tmp_path):
     commands = {
         "broken": (60, "no_such_script.py", ""),

@@ -78,7 +78,7 @@ def test_a_recurrent_policy_recalls(recall):
 # --- Its schedule -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lag", "mean", "most"), [(0, 3.75, 15), (1, 7, 15)])
+@pytest.mark.parametrize(("lag", "mean", "most"), [(0, 3.75, 15), pytest.param(1, 7, 15, marks=pytest.mark.slow)])
 def test_the_lag_is_what_the_docstring_says(lag, mean, most):
     """In updates, of which a round has 8: 3.5 in the textbook, and 8 more in the first of 32 timesteps without lag."""
     env, rate = probes.corridor(num_envs=8, groups=2), optax.linear_schedule(1e-2, 0.0, 20 * 8 + 1)

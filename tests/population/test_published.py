@@ -62,7 +62,7 @@ def logits(layers, theta, image):
     return x
 
 
-@pytest.mark.parametrize("size", LAYERS)
+@pytest.mark.parametrize("size", ["small", pytest.param("large", marks=pytest.mark.slow)])
 def test_a_published_individual_is_rebuilt_to_the_bit_and_plays(size, tmp_path):
     layers = LAYERS[size]
     env = atari("Frostbite", num_envs=2, groups=1, preprocessing="uber")

@@ -105,7 +105,7 @@ STRATEGIES = {"ES": SMALL_ES, "novelty GA": dataclasses.replace(SMALL_GA, object
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ["ES", pytest.param("novelty GA", marks=pytest.mark.slow)])
 def test_runs_do_not_depend_on_the_layout(name):
     """Survivors, scores and parameters, bit for bit."""
     first, other = (generations(STRATEGIES[name], *layout) for layout in ((4, 1), (6, 3)))

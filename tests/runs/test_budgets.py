@@ -50,6 +50,7 @@ def test_an_iteration_ends_in_the_round_that_uses_up_the_frames(name):
     assert 1_000 <= run.metrics[-1]["frames"] < 1_000 + round_
 
 
+@pytest.mark.slow
 def test_a_generation_is_whole():
     run = train(evolution(), max_timesteps=2_000)
     timesteps = [row["timesteps"] for row in run.metrics]

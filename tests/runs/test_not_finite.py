@@ -32,7 +32,8 @@ def learning(env):
 
 
 CASES = [
-    *((evolution, {"reward": np.inf}), (evolution, {"observation": np.nan}), (learning, {"observation": np.nan})),
+    *((evolution, {"reward": np.inf}), (learning, {"observation": np.nan})),
+    pytest.param(evolution, {"observation": np.nan}, marks=pytest.mark.slow),
     pytest.param(learning, {"reward": np.nan}, marks=pytest.mark.slow),
 ]
 

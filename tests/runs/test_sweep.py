@@ -257,6 +257,7 @@ def test_two_processes_share_a_study(tmp_path, pytestconfig):
     assert sorted(runs) == sorted(trial["trial"] for trial in trials)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_loses_at_most_the_trial_in_progress(tmp_path, pytestconfig):
     for kills in (1, 2):
         process = started(pytestconfig, tmp_path / "a")

@@ -95,8 +95,9 @@ def test_a_budget_needs_its_metric(name):
 @pytest.mark.optimized
 @pytest.mark.parametrize("make", [random_walk, evolution])
 def test_a_resumed_run_is_the_straight_run_bit_for_bit(make, tmp_path):
-    straight = train(make(), seed=3, steps=4)
-    train(make(), tmp_path, seed=3, steps=2)
+    algorithm = make()
+    straight = train(algorithm, seed=3, steps=4)
+    train(algorithm, tmp_path, seed=3, steps=2)
     resumed = train(make(), tmp_path, seed=3, steps=4, resume=True)
     assert_equal_trees(resumed.algorithm.variables(resumed.state), straight.algorithm.variables(straight.state))
     for ours, theirs in zip(resumed.metrics, straight.metrics, strict=True):
