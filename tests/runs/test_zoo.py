@@ -1,6 +1,7 @@
 """Agents of the zoo: files of `Run.publish`, and those that come with volvox."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -114,7 +115,10 @@ def test_the_hub_needs_its_extra(monkeypatch):
 
 
 def test_the_zoo_is_small_and_listed(capsys):
+    sizes = [path.stat().st_size for path in (Path(vx.__file__).parent / "runs" / "agents").iterdir()]
     assert len(AGENTS) >= 10
+    assert max(sizes) <= 100_000
+    assert sum(sizes) <= 1_000_000
     assert cli.main(["zoo"]) == 0
     assert "frostbite-ga" in capsys.readouterr().out
 

@@ -451,9 +451,11 @@ def _open(path: Path, storage: str | None, function: Callable[..., Any], again: 
     """Creates or loads the study of a directory."""
     optuna = _optuna()
     from sqlalchemy.exc import SQLAlchemyError  # pyright: ignore[reportMissingImports]  # comes with Optuna
+    from sqlalchemy.pool import NullPool  # pyright: ignore[reportMissingImports]  # no connection stays open
 
     try:
-        return function(study_name=path.name, storage=storage or f"sqlite:///{path / 'study.db'}", **options)
+        own = partial(optuna.storages.RDBStorage, engine_kwargs={"poolclass": NullPool})
+        return function(study_name=path.name, storage=storage or own(f"sqlite:///{path / 'study.db'}"), **options)
     except optuna.exceptions.DuplicatedStudyError as error:
         raise FileExistsError(f"{path} already holds a sweep: pass resume=True (--resume), or give another") from error
     except (KeyError, ValueError, ImportError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:

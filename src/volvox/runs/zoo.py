@@ -127,7 +127,7 @@ def push_to_hub(run: Run, repository: str, **options: Any) -> str:
 
     Args:
       run: The run.
-      repository: `USER/NAME`; it is made if it does not exist. `huggingface-cli login` stores the access token.
+      repository: `USER/NAME`; it is made if it does not exist. `hf auth login` stores the access token.
       **options: Arguments of `publish`.
 
     Returns:
