@@ -59,7 +59,7 @@ class Instant:
 def cost(sizes: list[int], slots: int, repeats: int) -> list[dict[str, Any]]:
     """Evaluates populations of several sizes on two actors that return at once."""
     start_ray(2)
-    evaluator, found = vx.distributed.ray(num_actors=2).evaluator(Instant, slots, 1.0), []
+    evaluator, found = vx.distributed.ray(num_actors=2).evaluator(Instant, slots), []
     for members in [100, *sizes]:  # the first starts the actors
         rows, seconds = np.arange(members, dtype=np.int32), []
         fields: Any = (rows % 21, rows, rows * 0.1, rows < 0, rows * 0 + 1, rows * 0.0)
