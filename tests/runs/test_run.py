@@ -44,7 +44,6 @@ def test_the_number_of_environments_of_an_evaluation_is_passed_on(evolved, monke
     assert (passed["num_episodes"], passed["num_envs"]) == (5, 1)
 
 
-ONE_ACTOR = vx.distributed.ray(num_actors=1)
 CHANGES = [
     (learning, {"learning_rate": 0.5}, {"host": True}),
     pytest.param(
