@@ -1,7 +1,7 @@
 """Runs the Python blocks of README and docs that follow a line `<!-- run -->`.
 
-The marked blocks of one page run in order and share their names. Other blocks need a GPU, a cluster, an account, or
-packages that the tests do without.
+The marked blocks of one page run in order and share their names. Of the other blocks, the first of README is run by
+the test of the wheel, and the rest are no programs: shell commands, a job of a cluster, the loop in words.
 """
 
 import re
@@ -9,6 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+import volvox as vx
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"<!-- run -->\n+((?: {4}.*\n|\n)+)")
@@ -18,17 +20,27 @@ PAGES = {
     if (blocks := BLOCK.findall(path.read_text() + "\n"))
 }
 
-
 QUICK = ("docs/how-to/learner.md", "docs/how-to/environment.md")
-SMALLER = {"num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=4, num_learners=2, max_timesteps=20_000"}
+SMALLER = {
+    "num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=4, num_learners=2, max_timesteps=20_000",
+    "num_actors=\"nodes\"": "num_actors=2",
+    "workers=workers": "workers=workers, max_episode_steps=50",
+    "num_envs=64": "num_envs=4",
+    "population_size=1_000": "population_size=16",
+    "steps=100, ": "steps=1, ",
+    "steps=1_000, ": "steps=1, ",
+    "stop_after=600": "stop_after=10",
+}
+"""Sizes of blocks, and smaller ones for tests."""
 
 
+@pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
 @pytest.mark.parametrize(
     "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
 )
 def test_marked_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = "".join(map(textwrap.dedent, PAGES[page]))
-    for whole, part in SMALLER.items():
-        source = source.replace(whole, part)
-    exec(compile(source, page, "exec"), {"__name__": page})
+    for size, smaller in SMALLER.items():
+        source = source.replace(size, smaller)
+    exec(compile(source, page, "exec"), {"__name__": page, "vx": vx})
