@@ -154,7 +154,7 @@ def _check_episodes(step: TimeStep, restarted: int, limit: int) -> None:
     assert first[[0, restarted]].all(), "`first` must hold after init and after restart"
     assert (first | ~begins).all(), "`first` must hold at the timestep after an end"
     assert (~first | begins | again).all(), "`first` must hold only where an episode begins"
-    assert not first.all(), "`first` must hold only where an episode begins"
+    assert not first.all(), "`first` must not hold at every timestep"
     assert not (first & done).any(), "an episode must not end where `first` holds (see envs.groups.consistent)"
     assert (step.reward[first] == 0).all(), "the reward must be 0 where `first` holds (see envs.groups.consistent)"
     assert not (step.terminated & step.truncated).any(), "an episode must not be both terminated and truncated"

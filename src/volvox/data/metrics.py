@@ -48,7 +48,7 @@ def means(totals: dict[str, Array], count: Array | float = 1.0) -> Metrics:
 
 
 def add(old: Metrics, new: Metrics) -> Metrics:
-    """Adds further values to the metrics of the same names; metrics of other names do not change."""
+    """Adds further values to the metrics of the same names; other metrics stay, and new names are added."""
 
     def added(old: Any, new: Any) -> Any:
         if isinstance(new, Mean):

@@ -108,7 +108,7 @@ def num_starts(replay: Replay, n_step: int) -> Array:
 
 
 def filled(replays: Sequence[Replay], timesteps: int, n_step: int) -> Array:
-    """Returns whether replays together hold `timesteps` timesteps or are full, and each has `n_step` transitions."""
+    """Returns whether replays together hold `timesteps` timesteps or are full, and each has a transition."""
     capacity = sum(replay.timestep.reward.size for replay in replays)
     held = sum(jnp.minimum(x.num_added, x.action.shape[0]) * x.action.shape[1] for x in replays)
     starts = jnp.stack([num_starts(replay, n_step) for replay in replays])
@@ -119,17 +119,14 @@ def sample(key: Array, replay: Replay, size: int, *, discount: float, n_step: in
     """Draws transitions uniformly, with repetition.
 
     Args:
-      key: Random key.
+      key: Key of this draw.
       replay: Replay with a positive number of `num_starts`.
       size: N.
       discount: Discount γ of a timestep.
       n_step: Timesteps n of a transition.
-
-    Returns:
-      `Batch`.
     """
     capacity, num_envs = replay.action.shape[:2]
-    # One call for both, because each call runs a loop; the modulo bias is at most n / 2**32.
+    # One call for both, because each call runs a loop; the modulo bias is below 1e-3.
     bits = jax.random.bits(key, (2, size))
     starts = num_starts(replay, n_step)
     oldest = replay.num_added - jnp.minimum(replay.num_added, capacity)

@@ -44,7 +44,7 @@ def cartpole(*, num_envs: int = 8, groups: int = 1, max_episode_steps: int = 500
       The recipe.
 
     Raises:
-      ValueError: a number out of range.
+      ValueError: A number is out of range.
     """
     config = {"type": "volvox.envs.cartpole", **locals()}
     return from_functions(

@@ -91,7 +91,8 @@ def recipe(
       The recipe. Its `make` raises ValueError if a number is out of range or groups would not be equal.
 
     Raises:
-      ValueError: `num_envs`, `groups` or `spec.max_episode_steps` is no positive integer, or groups would not be equal.
+      ValueError: `num_envs`, `groups` or `spec.max_episode_steps` is not a positive integer, or groups would differ in
+        size.
     """
     _group_size(num_envs, groups)
 

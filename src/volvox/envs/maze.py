@@ -1,4 +1,4 @@
-"""The hard maze of novelty search: a deceptive task, in pure JAX, thousands at once.
+"""The hard maze of novelty search, a deceptive task in JAX.
 
 The maze of Lehman & Stanley (2011, "Abandoning objectives"), with the velocities of Conti et al. (2018, arXiv
 1712.06560) and Such et al. (2017, arXiv 1712.06567): outputs set the velocities that a robot tends to. Lengths are in
@@ -67,11 +67,11 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
 
     The observation is float32 `[11]`: 1; the distances to walls at -90, -45, 0, 45, 90 and 180 degrees from the
     heading, at most 100, divided by 100; and which of the sectors 315-45, 45-135, 135-225 and 225-315 degrees the goal
-    lies in. The action is float32 `[2]` in [-0.5, 0.5]: six times it are the turn (degrees a timestep) and the speed
-    that the robot tends to, by at most 0.2 a timestep. A move that would come closer than 8 to a wall is not made.
-    Every episode lasts 400 timesteps, and only the last is rewarded, with minus the distance to the goal, so a shorter
-    cutoff never sees a reward. The goal counts as reached at a distance below 5. Extras: `position` (float32 `[B, 2]`)
-    and `elapsed_steps`. Nothing is random.
+    lies in. The action is float32 `[2]` in [-0.5, 0.5]. Six times the action is a wanted turn (degrees per timestep)
+    and a wanted speed, which the robot approaches by at most 0.2 per timestep. A move that would come closer than 8 to
+    a wall is not made. Every episode lasts 400 timesteps, and only the last is rewarded, with minus the distance to the
+    goal, so a shorter cutoff never sees a reward. The goal counts as reached at a distance below 5. Extras: `position`
+    (float32 `[B, 2]`) and `elapsed_steps`. Nothing is random.
 
     Example:
       >>> env = volvox.envs.hard_maze(num_envs=250, groups=2)
@@ -84,7 +84,7 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
       The recipe.
 
     Raises:
-      ValueError: a number out of range.
+      ValueError: A number is out of range.
     """
     config = {"type": "volvox.envs.hard_maze", **locals()}
     return from_functions(

@@ -29,7 +29,7 @@ class GAState(NamedTuple):
     Attributes:
       expected_length: float32 `[T]`: Mean episode length of each parent, timesteps.
       generation: int32: Generations completed.
-      survivors: How each parent `[T]` descends from the bases before.
+      survivors: How each parent `[T]` descends from the bases of the previous generation.
       novelty: The state of the novelty objective, or ().
     """
 
@@ -52,12 +52,13 @@ class GA:
       >>> novelty_search = vx.GA(objective=vx.Novelty(behavior=vx.rollout.Last("ram", 128)))
 
     Attributes:
-      population_size: N, offspring in each generation.
-      num_parents: T, the best of a generation, from which the next one descends. 0 is random search: every member of
-        every generation is a fresh initialisation, and `mutation_std` and `objective` stay at their defaults.
+      population_size: Number N of offspring in each generation.
+      num_parents: Number T of parents: the best of a generation, from which the next one descends. 0 is random search:
+        every member of every generation is a fresh initialisation, and `mutation_std` and `objective` stay at their
+        defaults.
       mutation_std: Standard deviation of the noise that is added to every parameter ("mutation power"): a number, or a
         schedule over generations (see `volvox.evolution.strategy.schedule`).
-      objective: None: parents are the members of the highest returns. `Novelty(...)`: the most novel members.
+      objective: None: parents are the members with the highest returns. `Novelty(...)`: the most novel members.
       num_episodes: Training episodes of each member; fitness is their mean return.
     """
 
@@ -109,7 +110,7 @@ class GA:
         return state if self.objective is None else state._replace(novelty=self.objective.forget_scores(state.novelty))
 
     def ask(self, key: Array, state: GAState, encoding: Encoding) -> tuple[Population, GAState]:
-        """Returns mutated copies of parents drawn uniformly; first ancestors at first, or without parents."""
+        """Returns mutated copies of parents drawn uniformly, or first ancestors while there are no parents."""
         n = self.population_size
         key_parent, key_seed = jax.random.split(key)
         parent = jax.random.randint(key_parent, (n,), 0, max(self.num_parents, 1), jnp.int32)

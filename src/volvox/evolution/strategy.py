@@ -20,7 +20,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 class Strategy(Protocol):
-    """An evolutionary strategy: settings with pure methods, best a frozen dataclass.
+    """An evolutionary strategy: a dataclass of settings with pure methods.
 
     `volvox.evolve` plays the population of `ask`, gives its evaluation to `tell`, and owns everything else: validation,
     the elite, its score and test episodes (`volvox.Validation`). The state is any pytree of arrays with fixed shapes
@@ -103,7 +103,7 @@ def mean_length(evaluation: Evaluation) -> Array:
 def summary(evaluation: Evaluation) -> Scalars:
     """Metrics of training: `training_best`, `_mean`, `_std`, `_median` of fitness, lengths, and `num_nan`.
 
-    Members without a fitness are left out, and counted in `num_nan` if their return is NaN.
+    Members without a fitness do not count for the fitness; `num_nan` counts those whose return is NaN.
     """
     scores, lengths = fitness(evaluation), mean_length(evaluation)
     ranked = jnp.isfinite(scores)
@@ -222,9 +222,9 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
 class Validation:
     """How the elite, which is the result of a run, is chosen, scored and tested.
 
-    In each generation the elite so far and its challengers play fresh validation episodes side by side. The best mean
-    return makes the elite (Such et al. 2017, arXiv 1712.06567). The challengers are the best members of the generation,
-    or those that the strategy names (`volvox.evolution.Strategy`).
+    In each generation the elite so far and its challengers play fresh validation episodes side by side. The one with
+    the best mean return becomes the elite (Such et al. 2017, arXiv 1712.06567). The challengers are the best members of
+    the generation, or those that the strategy names (`volvox.evolution.Strategy`).
 
     Attributes:
       num_elite_candidates: C, candidates for the elite: the elite so far and the best C - 1 members; at least 2. A
@@ -307,7 +307,7 @@ def choose(
     returns, valid = np.asarray(evaluation.returns), np.asarray(evaluation.valid)
     scores, errors = scores_and_errors(evaluation)
     compared = scores.copy()
-    # A challenger that played is ahead of the others even without a mean return.
+    # A challenger that played ranks above those that did not, even if its mean return is not finite.
     challengers = np.where(valid.any(axis=1), np.maximum(scores, _LOWEST), -np.inf)
     if elite is not None:
         challengers[elite] = -np.inf
@@ -371,12 +371,9 @@ def parse_cutoff(value: int | str) -> Cutoff:
       value: For example `5000`, `"5000"` or `"adaptive:400,0.1,1.5,5000"` (start at 400 timesteps; grow by half when
         more than a tenth of the episodes reach the cutoff; never exceed 5 000).
 
-    Returns:
-      `Cutoff`.
-
     Raises:
-      ValueError: another form, timesteps that are not positive, a fraction outside [0, 1), a ratio that is not above 1,
-        or a maximum below the start.
+      ValueError: The text has another form, timesteps are not positive, the fraction is outside [0, 1), the ratio is
+        not above 1, or the maximum is below the start.
     """
     try:
         if isinstance(value, str) and value.startswith("adaptive:"):

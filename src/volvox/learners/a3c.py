@@ -53,7 +53,7 @@ class A3C:
       value_coefficient: Weight of half the squared error of values.
       log_epsilon: Added to probabilities before their logarithm is taken, in the loss (GA3C, section 5.1).
       reward_bound: Rewards are clipped to ± this number before they are learned from. None: they are not clipped.
-      episodic_life: Whether the loss of a life ends an episode for the loss. Scores are always of whole games.
+      episodic_life: Whether losing a life ends the episode in returns and advantages. Scores are always of whole games.
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns, before they are
         clipped.
@@ -337,7 +337,7 @@ def vtrace(
       c_clip: Largest weight of the trace.
 
     Returns:
-      (value targets `vs` `[T]`, advantages `[T]`, by which the policy's gradient is weighed). An advantage is `rho[t] *
+      (value targets `vs` `[T]`, advantages `[T]`, which weight the policy's gradient). An advantage is `rho[t] *
       (r[t] + discount[t] * (lambda[t] * vs[t + 1] + (1 - lambda[t]) * v[t]) - v_tm1[t])`. Gradients flow through
       `v_tm1`, `v_t` and `rho_tm1`: stop them where they are not wanted.
     """

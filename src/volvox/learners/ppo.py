@@ -62,7 +62,7 @@ class PPO:
       entropy_coefficient: Weight of the policy's entropy.
       value_coefficient: Weight of half the squared error of values.
       reward_bound: Rewards are clipped to ± this number before they are learned from. None: they are not clipped.
-      episodic_life: Whether the loss of a life ends an episode for the loss. Scores are always of whole games.
+      episodic_life: Whether losing a life ends the episode in returns and advantages. Scores are always of whole games.
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before clipping.
       lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.

@@ -49,7 +49,7 @@ class TD3:
         environments in a group, over all devices, it must be a whole number of at least 1.
       n_step: Timesteps n of n-step targets.
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
-      normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns, when learned from.
+      normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before learning.
       timesteps_per_iteration: Timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
         multiple of it or some timesteps later.
       save_replay: Whether checkpoints hold the replay. Without it, a resumed run gathers `random_timesteps` anew before

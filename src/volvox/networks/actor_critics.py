@@ -314,7 +314,7 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
       spec: The environment.
 
     Raises:
-      TypeError: `module` is no flax module.
+      TypeError: `module` is not a flax module.
       ValueError: The module cannot take the observations, or the size of its output does not suit the actions.
     """
 
@@ -338,7 +338,7 @@ def q_network(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
       spec: The environment, which has discrete actions.
 
     Raises:
-      TypeError: `module` is no flax module.
+      TypeError: `module` is not a flax module.
       ValueError: Actions are continuous, or the module does not suit observations or actions.
     """
     if spec.continuous:

@@ -152,7 +152,7 @@ class EpsilonGreedy:
     The output is the values of the actions.
 
     Attributes:
-      actions: Distribution whose mode has the highest value.
+      actions: Distribution of actions whose mode is the action with the highest value.
       epsilon: Probability of a random action, a scalar.
     """
 
@@ -184,7 +184,7 @@ def _log_softmax(output: Array, epsilon: float) -> Array:
 
 
 def _uniform(output: Array) -> Array:
-    """Returns logits of all actions that `mask_logits` allows."""
+    """Returns logits of the uniform distribution over the actions that `mask_logits` allows."""
     lowest = jnp.finfo(output.dtype).min
     return jnp.where(output == lowest, lowest, 0.0)
 
@@ -206,7 +206,7 @@ def mask_logits(output: Array, mask: Array | None) -> Array:
 
 
 def tanh_gaussian(mean: Array, log_std: Array, noise: Array) -> tuple[Array, Array]:
-    """Draws the hyperbolic tangent of normally distributed numbers.
+    """Returns tanh(mean + std * noise) and its log density (Haarnoja et al. 2018, arXiv 1812.05905, appendix C).
 
     Args:
       mean: `[..., A]`: Means.
@@ -214,8 +214,7 @@ def tanh_gaussian(mean: Array, log_std: Array, noise: Array) -> tuple[Array, Arr
       noise: `[..., A]`: Normally distributed numbers.
 
     Returns:
-      (actions `[..., A]` in [-1, 1], logarithms `[...]` of their probability densities). (Haarnoja et al. 2018, arXiv
-      1812.05905, appendix C.)
+      (actions `[..., A]` in [-1, 1], logarithms `[...]` of their probability densities).
     """
     x = mean + jnp.exp(log_std) * noise
     log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)

@@ -55,7 +55,7 @@ def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray 
         through the network for the statistics of `VirtualBatchNorm`.
 
     Raises:
-      TypeError: `module` is no flax module.
+      TypeError: `module` is not a flax module.
       ValueError: The module cannot take the observations, has other variables, or its output does not fit the
         environment's actions; or the reference batch does not fit the environment, or no layer uses it.
     """
@@ -129,10 +129,8 @@ def genotype_from_functions(
       ValueError: The output does not fit the environment's actions.
     """
     if config is None:
-        config = {
-            **{"type": "volvox.networks.genotype_from_functions", "init": init, "apply": apply},
-            **{"prepare": prepare, "initial_std": initial_std, "low_rank": tuple(low_rank)},
-        }
+        config = {"type": "volvox.networks.genotype_from_functions", "init": init, "apply": apply}
+        config |= {"prepare": prepare, "initial_std": initial_std, "low_rank": tuple(low_rank)}
     prepare, initial_std = prepare or (lambda params: params), initial_std or (lambda path: 1.0)
     inputs = (observations(spec),)
     output = jax.eval_shape(apply, jax.eval_shape(prepare, jax.eval_shape(init, jax.random.key(0))), *inputs)
@@ -225,7 +223,7 @@ def check_module(
       Shapes and dtypes of the module's variables, by collection.
 
     Raises:
-      TypeError: `module` is no flax module.
+      TypeError: `module` is not a flax module.
       ValueError: The module cannot take the inputs, has other variables, or another output.
     """
     check_type(role, module, nn.Module, "a flax.linen module, for example volvox.networks.MLP(2)")

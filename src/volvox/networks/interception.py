@@ -178,7 +178,7 @@ class Grouped(nn.Module):
 
     Attributes:
       inner: The network.
-      block: The side b of a block, a divisor of the outputs of those layers; 1 leaves the network unchanged.
+      block: Side of a block, a divisor of the outputs of those layers; 1 leaves the network unchanged.
       min_side: Layers with fewer inputs or outputs stay dense.
     """
 

@@ -308,7 +308,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec, outputs: int = 1)
       outputs: Numbers that the actor has for each component of an action.
 
     Raises:
-      TypeError: `networks` is no `ActorAndCritic`, or one of its networks is no flax module.
+      TypeError: `networks` is not an `ActorAndCritic`, or one of its networks is not a flax module.
       ValueError: The actions are discrete or without finite bounds, or the modules do not fit the environment or one
         another.
     """

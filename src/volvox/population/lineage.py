@@ -19,7 +19,7 @@ from volvox.types import ArrayTree
 
 
 def zeros(num_generations: int, num_bases: int) -> Member:
-    """Returns a lineage of G generations of P bases: NumPy's zeros `[G, P]` in each field."""
+    """Returns a lineage of G generations of P bases: NumPy zeros `[G, P]` in each field."""
     shape = (num_generations, num_bases)
     arrays = (np.zeros(shape, dtype) for dtype in (np.int32, np.int32, np.float32, bool))
     return Member(*arrays)  # pyright: ignore[reportArgumentType]  # NumPy's
@@ -50,7 +50,7 @@ def genome(lineage: Member, base: int) -> list[Any]:
       The genome: `[i0, [i1, power], ...]`, from the oldest to the newest mutation.
 
     Raises:
-      ValueError: the lineage does not reach back to an initial ancestor.
+      ValueError: The lineage does not reach back to a first ancestor.
     """
     mutations: list[Any] = []
     ancestor = base
@@ -62,15 +62,15 @@ def genome(lineage: Member, base: int) -> list[Any]:
         if scale != 0:
             mutations.append([seed, float(str(scale))])  # the shortest decimal that reads back as the same float32
         ancestor = int(lineage.parent[generation, ancestor])
-    raise ValueError(f"the lineage of base {base} does not reach an initial ancestor; the log is incomplete.")
+    raise ValueError(f"the lineage of base {base} does not reach a first ancestor; the log is incomplete.")
 
 
 def load(path: str | os.PathLike) -> list[Any]:
     """Reads a genome from a JSON file in the published format, such as `elite.json` of a run directory.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file holds no genome.
+      FileNotFoundError: There is no such file.
+      ValueError: The file holds no genome.
     """
     try:
         genome = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -98,8 +98,8 @@ def to_json_row(value: Any, name: str = "metrics") -> Any:
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the metrics of a row that are finite numbers; booleans are left out."""
-    found = {name: value for name, value in row.items() if isinstance(value, int | float) and type(value) is not bool}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    found = {name: x for name, x in row.items() if isinstance(x, int | float) and not isinstance(x, bool)}
+    return {name: x for name, x in found.items() if math.isfinite(x)}
 
 
 def write_log(directory: str | os.PathLike[str], step: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -128,7 +128,7 @@ def read_log(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.ndarra
 
 
 def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file atomically and to disk: after a kill at any moment, the old file or the new one is there.
+    """Writes a file atomically and flushes it: after a kill at any moment, the old file or the new one is there.
 
     Args:
       path: Path of the file; its directory exists.

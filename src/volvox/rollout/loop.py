@@ -59,8 +59,8 @@ class Stages(NamedTuple):
       episode_keys: (carry, constants, g) -> (where bool `[B]`, keys `[B]`), for `EnvGroup.rekey` before each `recv`:
         the environments that begin an episode, and the keys of these episodes. None: environments continue with their
         own random numbers.
-      due: bool `[beats, groups]`: The turns of a round in which `work` may change anything. The driven form makes no
-        other call. None: all turns.
+      due: bool `[beats, groups]`: The turns of a round in which `work` may change anything; the driven form calls it in
+        these only. None: all turns.
       cache_key: Tuple that determines the functions and the environments (`ByValue.value`). On resumable groups, loops
         with equal keys share a compiled program. None: nothing is shared.
     """
@@ -78,7 +78,7 @@ class LoopState(NamedTuple):
     """The state that a chunk changes.
 
     Attributes:
-      envs: The state of each group, actions in flight.
+      envs: The state of each group, whose actions have been sent.
       carry: The small state.
       memory: The large state.
     """
@@ -305,10 +305,11 @@ class Loop:
 
     Attributes:
       stages: The algorithm's part in the loop.
-      make_groups: seed -> new groups.
+      make_groups: seed -> new groups of environments, of one size; for example `env.make`. With several devices (seed,
+        number of the device) -> its groups.
       beats_per_round: Beats of a round.
-      devices: The devices that run the loop. With several, `carry`, `memory` and `constants` are as `Devices.placed`
-        makes them.
+      devices: The devices that run the loop as one program, each with groups of its own. With several, `carry`,
+        `memory` and `constants` are as `Devices.placed` makes them.
       groups: The groups, as many as one device has; () while closed.
       envs: The environments' states between two chunks, one per group. The next chunk donates them.
       run_chunk: The form of the loop that is used; None while closed.
@@ -323,15 +324,7 @@ class Loop:
         beats_per_round: int = 1,
         devices: Devices = SINGLE_DEVICE,
     ):
-        """Prepares the loop; `open` makes the environments.
-
-        Args:
-          stages: The algorithm's part in the loop.
-          make_groups: seed -> new groups of environments, of one size; for example `env.make`. With several devices
-            (seed, number of the device) -> its groups.
-          beats_per_round: Beats of a round.
-          devices: The devices that run the loop as one program, each with groups of its own.
-        """
+        """Prepares the loop; `open` makes the environments."""
         self.stages = stages
         self.make_groups = make_groups
         self.beats_per_round = beats_per_round

@@ -25,8 +25,10 @@ UNUSED_SEED = 1_000_003
 """Default seed of scores; training is unlikely to use it."""
 _MAX_ENVS = 1_000
 """Default limit of environments; an Atari emulator takes about 0.2 MB."""
-_NO_LIMIT, _LONGEST = 2**30, 100_000
-"""A time limit of at least the first counts as none; without a limit, episodes are cut after the second (timesteps)."""
+_NO_LIMIT = 2**30
+"""A time limit of at least so many timesteps counts as none."""
+_LONGEST = 100_000
+"""Timesteps after which episodes without a limit are cut."""
 _WAVES = 2**31  # offset of the waves' numbers in keys; the numbers of timesteps are smaller
 
 
@@ -59,7 +61,7 @@ class Score(NamedTuple):
         digits = 1 if size >= 100 else 2 if size >= 1 or size == 0 else 4
         interval = "" if self.low is None else f", 95% interval [{self.low:.{digits}f}, {self.high:.{digits}f}]"
         normalized = "" if self.human_normalized is None else f"; human-normalised {self.human_normalized:.1%}"
-        return f"mean return {self.mean + 0.0:.{digits}f}{interval} ({self.about}{normalized})"
+        return f"mean return {self.mean:z.{digits}f}{interval} ({self.about}{normalized})"
 
 
 def play(
@@ -95,13 +97,10 @@ def play(
       num_episodes: Number of episodes; each is played to its end, so short ones are not favoured. None: 100, or with
         "exact" the number of starts.
       max_episode_steps: Cutoff in timesteps; None: the environment's own, or 100 000 if it has none.
-      num_envs: Environments that exist at a time. None: one for each episode, but at most 1 000 or `env.num_envs`.
-        With "exact" there is one for each start.
+      num_envs: Environments that exist at a time. None: one for each episode, up to the larger of 1 000 and
+        `env.num_envs`. With "exact" there is one for each start.
       sampled: Draw actions from the policy's distribution, instead of taking the likeliest.
       seed: Seed of the environments and the actions. With another seed than the run's, episodes are new.
-
-    Returns:
-      `Score`.
 
     Raises:
       ValueError: No episodes are asked for, `sampled` with a policy that has no distribution, a protocol that does not
@@ -138,9 +137,6 @@ def play_randomly(
       max_episode_steps: As in `play`.
       num_envs: As in `play`.
       seed: Seed of the environments and the actions.
-
-    Returns:
-      `Score`.
 
     Raises:
       ValueError: No episodes are asked for, or a protocol does not suit the environment or random actions.
@@ -199,7 +195,7 @@ def act(
 
 def _random_actions(spec: EnvSpec, timestep: TimeStep, rng: np.random.Generator) -> np.ndarray:
     shape, mask = (timestep.reward.size, *spec.action.shape), spec.split_mask(timestep.observation)[1]
-    if mask is not None:  # the largest of equally distributed numbers
+    if mask is not None:  # the largest of uniform numbers is at any place with equal probability
         drawn = jnp.asarray(rng.random((len(mask), spec.num_outputs), np.float32))
         return np.asarray(distribution(spec).mode(mask_logits(drawn, mask)))
     if spec.action_low is None or spec.action_high is None:
@@ -332,7 +328,7 @@ class Actor:
             Only recurrent policies use it.
 
         Returns:
-          An action of the environment's action space: a NumPy scalar or an array; for a batch `[B, ...]`.
+          An action of the environment's action space: a NumPy scalar or an array, `[B, ...]` for a batch.
 
         Raises:
           ValueError: An observation has another shape or kind of numbers, numbers do not fit into its dtype, or the

@@ -80,7 +80,7 @@ def restore_latest(
       count_rows: Returns the number of rows of metrics. It is called after a checkpoint was found, because a run in
         progress writes a row before the checkpoint.
       settings: Digest of the run's settings.
-      restore: From nested dicts and lists, as orbax reads them, to the state.
+      restore: Makes the state of nested dicts and lists, as orbax reads them.
 
     Returns:
       (step, state), or None if there is no checkpoint.
@@ -161,8 +161,9 @@ def _checkpointer() -> Any:
 
     options: dict[str, Any] = {}
     if jax.process_count() > 1:  # each process reads and the first one writes, without waiting for the others
-        me = jax.process_index()
-        options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+        this = jax.process_index()
+        multiprocessing = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
+        options["multiprocessing_options"] = multiprocessing
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options), **options)
 
 

@@ -85,13 +85,13 @@ def sweep(
         at the same moment may exceed it. If a machine dies, its trials remain "running" until it resumes.
       run_dir: Directory of the sweep.
       metric: Metric of the rows; higher is better.
-      num_learners: Number of trials in one program, on one device. Their algorithms are of `vx.learn`, and settings may
-        differ in the numbers that their class attribute `traced` names. If each trial has n learners, the program has
-        n times as many.
+      num_learners: Number of trials in one program, on one device. `vx.learn` must make them, and their settings may
+        differ in the numbers that the class attribute `traced` names. If each trial has n learners, the program has n
+        times as many.
       pruner: "halving" stops bad trials by Optuna's asynchronous successive halving at each new value of the metric.
         Otherwise a pruner of Optuna, or None. Several trials of one program and resumed trials are not pruned.
       sampler: Sampler of Optuna. None: TPE.
-      storage: URL of an Optuna storage. Machines with one URL share the study if their directories have one name.
+      storage: URL of an Optuna storage. Machines with the same URL and the same name of the directory share the study.
         None: `study.db` in the directory.
       workers: Workers that run the trials, such as `vx.distributed.ray(num_actors="gpus")`, which all must see the
         directory and the storage. None: this process.
@@ -132,8 +132,8 @@ def sweep(
         if found := differences(study.user_attrs.get("sweep", about), about, "sweep"):
             raise ValueError("\n  ".join([f"{path} holds a sweep with other settings:", *found]))
         study.set_user_attr("sweep", about)
-        own_seed = seed + len(study.trials) if storage is None else None  # machines must draw different settings
-        study.sampler = sampler or optuna.samplers.TPESampler(seed=own_seed)
+        sampler_seed = seed + len(study.trials) if storage is None else None  # machines must draw different settings
+        study.sampler = sampler or optuna.samplers.TPESampler(seed=sampler_seed)
         none = optuna.pruners.NopPruner()
         study.pruner = optuna.pruners.SuccessiveHalvingPruner() if pruner == "halving" else pruner or none
         trials = path / "trials"
@@ -143,8 +143,8 @@ def sweep(
             return jobs.pop(0) if jobs else _ask(study, draw, trials, num_trials, num_learners)
 
         play = partial(_play, make, metric, budget, trials, seed, progress and workers is None)
-        here = ((job, play(job)) for job in iter(next_job, None))
-        outcomes = here if workers is None else workers.run(play, next_job)
+        local = ((job, play(job)) for job in iter(next_job, None))
+        outcomes = local if workers is None else workers.run(play, next_job)
         exit_code = 128 + signal.SIGINT
         with suppress(KeyboardInterrupt), closing(outcomes):  # between two trials, or while workers are busy
             codes = (_record(study, jobs, job, outcome, progress) for job, outcome in outcomes)
@@ -162,8 +162,10 @@ def _check_trials(
     rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
     settings = [draw(rehearsal.ask()) if callable(space) else _ends(space, i) for i in range(num)]
     algorithm = _together([make(one) for one in settings])
-    if metric.startswith("evaluation_") and algorithm.config.get("evaluate_every", 0) is None:
-        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric='training_mean'")
+    evolves = algorithm.config.get("type") == "volvox.evolve"
+    if metric.startswith("evaluation_") and (evolves or algorithm.config.get("evaluate_every", 0) is None):
+        other = "elite_score" if evolves else "training_mean"
+        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric={other!r}")
     pbt = algorithm.config.get("pbt")
     if pbt is not None and (both := pbt.explore.keys() & settings[0].keys()):
         raise ValueError(f"{sorted(both)[0]} is in the space and in explore of pbt, which replaces it; leave one out")
@@ -262,7 +264,7 @@ def _play(
 
 
 def _train(algorithm: Algorithm, seed: int, folder: Path, budget: dict[str, Any], **options: Any) -> Run:
-    try:  # with a checkpoint each minute and at the end: others would take most of the time of short trials
+    try:  # checkpoints each minute and at the end; one for each step would take most of the time of short trials
         options = {"checkpoint_every": 2**30, "progress": False, "loggers": ()} | options
         return train(algorithm, seed=seed, run_dir=folder, resume=True, **options, **budget)
     finally:
@@ -324,7 +326,7 @@ class Sweep:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """One mapping a trial, the best first.
+        """One dict for each trial, the best first.
 
         `trial`, its number; `state`: "complete", "pruned", "fail" (diverged) or "running"; `settings`, as drawn from
         the space; `score`, None without one; `scores` of its learners; `run`, the directory of its run; and `learners`,
