@@ -35,7 +35,6 @@ SMALL = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32 + dense(11 * 11 * 32, 256)
 @pytest.mark.parametrize(
     ("module", "size"),
     [
-        (GA3C(6), SMALL + dense(256, 6) + dense(256, 1)),
         (ActorCritic(6, SmallTorso()), SMALL + dense(256, 6) + dense(256, 1)),
         (ActorCritic(6, NatureTorso()), NATURE + dense(7 * 7 * 64, 512) + dense(512, 6) + dense(512, 1)),
         (RecurrentActorCritic(6, SmallTorso()), SMALL + 4 * (256 * 256 * 2 + 256) + dense(256, 6) + dense(256, 1)),
