@@ -113,8 +113,10 @@ def test_mistakes_are_refused(arguments):
         envs.atari(**{"game": "Pong", **arguments})
 
 
-def test_a_screen_in_color_shows_the_same_game(drive, actions_for):
-    env = envs.atari("Frostbite", num_envs=1, groups=1, preprocessing="uber", frame_skip=3, sticky_actions=0.25)
+@pytest.mark.parametrize("preprocessing", ["envpool", "uber"])
+def test_a_screen_in_color_shows_the_same_game(preprocessing, drive, actions_for):
+    options = {"preprocessing": preprocessing, "frame_skip": 3, "sticky_actions": 0.25}
+    env = envs.atari("Frostbite", num_envs=1, groups=1, **options)
     screen = color_screen(env)
     assert screen.spec.observation_shape == (210, 160, 3)
     assert screen.spec.frame_skip == 3

@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+from volvox.cli import main
+
 TINY = [
     *("desktop", "--game", "Assault", "--network", "small", "--population-size", "8", "--num-parents", "2"),
     *("--num-envs", "4", "--num-elite-candidates", "2", "--num-validation-episodes", "1", "--max-episode-steps", "15"),
@@ -31,7 +33,7 @@ def test_paper_presets_are_the_published_protocol(module, read, preset, network,
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_whole(tmp_path, script, rows):
+def test_a_resumed_run_ends_whole_and_is_watched_exported_and_played(tmp_path, script, rows, capsys):
     run_dir = tmp_path / "run"
     code, _, err = script("atari_ga.py", *TINY, "--run-dir", run_dir, "--generations", 1, "--no-video")
     assert code == 0, err
@@ -51,3 +53,9 @@ def test_a_resumed_run_ends_whole(tmp_path, script, rows):
     present = set(os.listdir(run_dir))
     assert {"config.json", "metrics.jsonl", "checkpoints", "elite.json", "learning_curve.png", "score.json"} <= present
     assert any(name.endswith(".mp4") for name in present)
+
+    main(["watch", str(run_dir), "--out", str(tmp_path / "new.mp4")])
+    assert (tmp_path / "new.mp4").stat().st_size > 0
+    main(["export", str(run_dir), str(tmp_path / "policy.stablehlo")])
+    main(["play", str(tmp_path / "policy.stablehlo"), "--episodes", "1", "--protocol", "sticky"])
+    assert "(sticky actions 0.25, 1 episode" in capsys.readouterr().out

@@ -65,7 +65,7 @@ PAIRS = (*ROWS, np.zeros((1, 8), np.float32))
 )
 def test_kernels_and_biases_of_all_networks_are_within_the_root_of_the_fan_in(module, inputs):
     """Wide layers fill the interval ±1/√fan_in, block-circulant layers too."""
-    params = flatten_dict(module.init(jax.random.key(0), *inputs)["params"])
+    params = flatten_dict(jax.jit(module.init)(jax.random.key(0), *inputs)["params"])
     layers = {path[:-1]: x for path, x in params.items() if path[-1] in ("kernel", "circulant")}
     assert len(layers) >= 3
     for path, kernel in layers.items():
@@ -92,8 +92,9 @@ def test_first_actions_are_not_saturated(make_spec):
     """Observations as HalfCheetah's: eight positions and angles, nine velocities."""
     made = actor_and_critics(ActorAndCritic.mlp(6), make_spec((17,), action_shape=(6,)))
     observations = np.random.default_rng(0).normal(size=(1_000, 17)) * np.repeat([0.3, 3.0], (8, 9))
+    init = jax.jit(made.init)
     for seed in range(3):
-        actor = made.init(jax.random.key(seed)).actor
+        actor = init(jax.random.key(seed)).actor
         assert np.abs(made.act(actor, jnp.asarray(observations, jnp.float32))).max() < 0.9
 
 

@@ -52,7 +52,7 @@ def decode(path, height, width):
 
 def test_the_newest_channel_of_every_step(tmp_path):
     closed = []
-    recorded = record_video(squares(closed=closed), POLICY, jnp.ones(()), tmp_path / "new" / "a.mp4")
+    recorded = record_video(squares(closed=closed), POLICY, jnp.ones(()), tmp_path / "new" / "a.mp4", fps=5)
     assert recorded == (tmp_path / "new" / "a.mp4", 9.0, 9)  # the greedy action is 1
     pictures = decode(recorded.path, 48, 80)
     np.testing.assert_allclose(pictures.mean((1, 2)), 20 * np.arange(10), atol=6)
