@@ -1,6 +1,5 @@
 """The script of the genetic algorithm as a user runs it, on real Atari."""
 
-import json
 import os
 
 import pytest
@@ -37,9 +36,6 @@ def test_a_resumed_run_ends_whole_and_is_watched_exported_and_played(tmp_path, s
     run_dir = tmp_path / "run"
     code, _, err = script("atari_ga.py", *TINY, "--run-dir", run_dir, "--generations", 1, "--no-video")
     assert code == 0, err
-    command = json.loads((run_dir / "config.json").read_text())["provenance"]["command"]
-    assert f"atari_ga.py {' '.join(TINY)} --run-dir" in command
-
     options = ("--run-dir", run_dir, "--generations", 2, "--resume", "--score-episodes", 2)
     code, out, err = script("atari_ga.py", *TINY, *options)
     assert code == 0, err
