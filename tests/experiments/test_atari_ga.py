@@ -32,7 +32,7 @@ def test_paper_presets_are_the_published_protocol(module, read, preset, network,
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_whole_and_is_watched_exported_and_played(tmp_path, script, rows, capsys):
+def test_a_resumed_run_ends_whole_and_is_watched(tmp_path, script, rows):
     run_dir = tmp_path / "run"
     code, _, err = script("atari_ga.py", *TINY, "--run-dir", run_dir, "--generations", 1, "--no-video")
     assert code == 0, err
@@ -50,8 +50,5 @@ def test_a_resumed_run_ends_whole_and_is_watched_exported_and_played(tmp_path, s
     assert {"config.json", "metrics.jsonl", "checkpoints", "elite.json", "learning_curve.png", "score.json"} <= present
     assert any(name.endswith(".mp4") for name in present)
 
-    main(["watch", str(run_dir), "--out", str(tmp_path / "new.mp4")])
+    assert main(["watch", str(run_dir), "--out", str(tmp_path / "new.mp4")]) == 0
     assert (tmp_path / "new.mp4").stat().st_size > 0
-    main(["export", str(run_dir), str(tmp_path / "policy.stablehlo")])
-    main(["play", str(tmp_path / "policy.stablehlo"), "--episodes", "1", "--protocol", "sticky"])
-    assert "(sticky actions 0.25, 1 episode" in capsys.readouterr().out
