@@ -22,9 +22,11 @@ PAGES = {
 
 QUICK = ("docs/how-to/learner.md", "docs/how-to/environment.md")
 SMALLER = {
-    "num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=4, num_learners=2, max_timesteps=20_000",
+    "num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=4, num_learners=2, max_timesteps=4_000",
     'num_actors="nodes"': "num_actors=2",
     "workers=workers": "workers=workers, max_episode_steps=50",
+    "evaluate_every=20_000": "evaluate_every=2_000",
+    "sweep.again(3)": "sweep.again(1)",
     "num_envs=64": "num_envs=4",
     "population_size=1_000": "population_size=16",
     "steps=100, ": "steps=1, ",

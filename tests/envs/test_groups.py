@@ -6,7 +6,6 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import envs
 from volvox.envs import groups
 from volvox.types import EnvGroup, TimeStep
 
@@ -116,22 +115,3 @@ def test_observations_keep_their_values_or_are_refused(given, dtype, wanted):
     np.testing.assert_array_equal(converted, wanted)
     traced = jax.jit(lambda x: groups.convert_observation(x, like, "maze"))(given)
     np.testing.assert_array_equal(traced, wanted)
-
-
-@pytest.mark.parametrize("host", [False, True])
-def test_images_with_their_channels_first_are_transposed_wherever_they_come_from(host):
-    image = jnp.arange(3.0 * 6 * 7).reshape(3, 6, 7)
-    env = envs.from_functions(
-        lambda key: jnp.float32(0),
-        lambda state, action, key: (state, 0.0, False),
-        lambda state: {"screen": image, "grid": image.transpose(1, 2, 0), "table": jnp.zeros((2, 3, 9))},
-        name="images",
-        num_envs=2,
-        max_episode_steps=3,
-        num_actions=2,
-    )
-    assert env.spec.observation_shape == {"screen": (6, 7, 3), "grid": (6, 7, 3), "table": (2, 3, 9)}
-    (group,) = env.make(0, host=host)
-    _, step = group.recv(group.init())
-    np.testing.assert_array_equal(step.observation["screen"][1], image.transpose(1, 2, 0))
-    np.testing.assert_array_equal(step.observation["grid"], step.observation["screen"])

@@ -84,14 +84,11 @@ def test_time_steps_are_those_of_environments_stepped_by_hand(workers, groups, d
     assert played.terminated.any()
 
 
-def test_a_restart_with_a_seed_repeats_everything_and_another_cutoff_holds(drive):
+def test_a_restart_with_a_seed_repeats_everything(drive):
     env = envs.gymnasium("CartPole-v1", num_envs=2, sutton_barto_reward=True)
     assert env.spec.max_episode_steps == 500
-    assert env.config["sutton_barto_reward"]
-    (group,) = env.make(0, max_episode_steps=3)
-    first = drive(group, np.ones((9, 2), np.int32))
-    assert (first.extras["elapsed_steps"][first.truncated] == 3).all()
-    assert first.truncated.sum() == 4
+    (group,) = env.make(0)
+    first = drive(group, np.ones((3, 2), np.int32))
     assert (first.reward == 0).all()  # the option reached the environments
     for seed in (0, 1):
         state = group.restart(None, seed=seed)
@@ -241,7 +238,6 @@ def test_spaces(space, fields, sent, received):
 @pytest.mark.parametrize(
     ("make_env", "options", "error"),
     [
-        ("CartPol-v1", {}, gymnasium.error.Error),
         (counter(), {}, ValueError),  # no limit of episodes
         (counter()(), LIMIT, TypeError),
         (dict, LIMIT, TypeError),

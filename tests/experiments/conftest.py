@@ -4,7 +4,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -65,19 +64,3 @@ def rows():
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     return read
-
-
-@pytest.fixture(scope="session")
-def wait_for_rows(rows):
-    """Waits until a running script has written so many."""
-
-    def wait(run_dir, number, process):
-        for _ in range(3_000):
-            if len(rows(run_dir)) >= number:
-                return
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.1)
-        process.kill()
-        pytest.fail(f"no rows were written: {process.communicate()}")
-
-    return wait

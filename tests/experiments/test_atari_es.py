@@ -21,15 +21,6 @@ def test_a_run_ends_whole(tmp_path, script, rows):
     assert not (run_dir / "elite.json").exists()  # nobody descends from single members
 
 
-@pytest.mark.slow
-def test_a_short_run_tells_how_long_all_frames_take(tmp_path, script, rows):
-    flags = ["gpu", *TINY[1:], "--preprocessing", "envpool", "--noise", "table", "--minutes", 0.01, "--no-video"]
-    code, _, err = script("atari_es.py", *flags, "--run-dir", tmp_path / "run")
-    assert code == 0, err
-    assert rows(tmp_path / "run")[-1]["frames"] > 0
-    assert "1,000,000,000 frames take" in err
-
-
 def test_an_optimizer_is_an_import_path(load, read, capsys):
     module = load("atari_es")
     strategy = read(module, [*TINY, "--optimizer", "optax:sgd", "--learning-rate", "linear:0.1,0.01,9"]).strategy

@@ -89,8 +89,9 @@ def test_a_series_and_a_single_run_are_told_apart(launched, tmp_path):
         launched(run_dir=tmp_path / "b")
 
 
-def test_minutes_are_those_of_the_run(launched, tmp_path):
-    assert launched(minutes=1e-9) == 0
+def test_minutes_are_those_of_the_run(launched, tmp_path, capsys):
+    assert launched(minutes=1e-9, frames=1_000) == 0
+    assert "1,000 frames take" in capsys.readouterr().err
     assert len(metrics(tmp_path / "a")) == 1
     assert launched(minutes=1e-9, resume=True) == 0
     assert len(metrics(tmp_path / "a")) == 1

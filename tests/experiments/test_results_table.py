@@ -81,12 +81,3 @@ def test_places_that_do_not_exist_are_refused(module, tmp_path):
     for place in ("elite:mean", "mean", "curves:-1", "empty:-1", "curves:mean", "misspelt"):
         with pytest.raises(KeyError):
             module.seeds_of({"folder": tmp_path}, f"odd.json:{place}")
-
-
-def test_each_line_of_the_list_is_a_run_of_a_script(module, load):
-    study, lines = load("study"), module.wanted()
-    assert len({study.place(line) for line in lines}) == len(lines)
-    for line in lines:
-        assert (module.HERE / line["command"].split()[0]).exists()
-        if (kept := module.RESULTS / study.place(line) / "run.json").exists():
-            assert json.loads(kept.read_text())["command"] == line["command"]

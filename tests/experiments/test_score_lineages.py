@@ -34,7 +34,7 @@ def test_every_lineage_has_a_committed_score(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", LINEAGES[::6])
+@pytest.mark.parametrize("run", LINEAGES[::18])
 def test_one_start_of_a_lineage_scores_as_committed(run):
     """Of 30 starts the one with a single no-op."""
     loaded = vx.load(RESULTS / run)

@@ -10,25 +10,11 @@ from volvox.types import EnvSpec
 def make_spec():
     """An environment's spec of which only the given fields matter."""
 
-    def make(shape, num_actions=None, action_shape=None, dtype=np.float32, name="Probe"):
-        return EnvSpec(
-            name=name,
-            observation_shape=shape,
-            observation_dtype=dtype,
-            num_actions=num_actions,
-            action_shape=action_shape,
-            action_low=None if action_shape is None else np.full(action_shape, -1.0, np.float32),
-            action_high=None if action_shape is None else np.full(action_shape, 1.0, np.float32),
-            max_episode_steps=10,
-            frame_skip=1,
-        )
+    def make(shape, num_actions=None, action_shape=None, dtype=np.float32):
+        low, high = (None if action_shape is None else np.full(action_shape, x, np.float32) for x in (-1, 1))
+        return EnvSpec("Probe", shape, dtype, num_actions, action_shape, low, high, max_episode_steps=10, frame_skip=1)
 
     return make
-
-
-@pytest.fixture
-def atari_spec(make_spec):
-    return make_spec((84, 84, 4), num_actions=18, dtype=np.uint8, name="Frostbite")
 
 
 @pytest.fixture

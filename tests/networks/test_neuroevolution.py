@@ -13,9 +13,11 @@ from volvox.networks import MLP, DeepGA, VirtualBatchNormNet, genotype
 from volvox.networks.genotypes import VirtualBatchNorm
 from volvox.ops.flat import num_parameters
 
+PONG = atari("Pong", num_envs=2, groups=1)
 
-def test_first_generation_spreads_as_init(atari_spec, normal_like):
-    net = genotype(DeepGA(18, size="small"), atari_spec)
+
+def test_first_generation_spreads_as_init(normal_like):
+    net = genotype(DeepGA(6, size="small"), PONG.spec)
     initial = jax.jit(net.policy.init)(jax.random.key(0))
     first = jax.jit(net.from_noise)(normal_like(initial))
     for params in (initial, first):
@@ -62,14 +64,13 @@ def test_batches_and_modules_that_do_not_fit_are_refused(module, batch):
 
 
 def test_atari_network_and_its_reference_batch():
-    env = atari("Pong", num_envs=2, groups=1)
-    frames = reference_batch(env, size=5, seed=3)
+    frames = reference_batch(PONG, size=5, seed=3)
     assert frames.shape == (5, 84, 84, 4)
     assert frames.dtype == np.uint8
-    np.testing.assert_array_equal(frames, reference_batch(env, size=5, seed=3))
-    assert not np.array_equal(frames, reference_batch(env, size=5, seed=4))
+    np.testing.assert_array_equal(frames, reference_batch(PONG, size=5, seed=3))
+    assert not np.array_equal(frames, reference_batch(PONG, size=5, seed=4))
     assert len({frame.tobytes() for frame in frames}) > 2  # some frames of a paused game are the same
-    net = genotype(VirtualBatchNormNet(6), env.spec, reference=frames)
+    net = genotype(VirtualBatchNormNet(6), PONG.spec, reference=frames)
     # The convolutions and dense layers of the small deep-GA network; a bias each, but none before normalisation.
     convolutions = 8 * 8 * 4 * 16 + 16 + 4 * 4 * 16 * 32 + 32
     size = num_parameters(jax.eval_shape(net.policy.init, jax.random.key(0)))

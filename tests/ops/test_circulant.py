@@ -45,21 +45,9 @@ def test_gradients_are_those_of_the_dense_product(rows):
 
 @ROWS
 def test_vmap_over_kernels_is_each_product(rows):
-    kernels, x = normal(6, 16, 4), normal(6, rows, 16, seed=1)
+    kernels, x = normal(3, 16, 4), normal(3, rows, 16, seed=1)
     got = jax.jit(jax.vmap(lambda k, x: block_circulant(x, k, 8)))(kernels, x)
-    for i in range(6):
+    for i in range(3):
         np.testing.assert_array_equal(to_dense(kernels[i], 8), written_out(kernels[i], 8))
         np.testing.assert_allclose(block_circulant(x[i, 0], kernels[i], 8), got[i, 0], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(got[i], np.asarray(x[i]) @ written_out(kernels[i], 8), rtol=1e-4, atol=1e-4)
-
-
-def test_the_matrix_is_formed_in_gradients_of_many_rows_only():
-    kernel = normal(16, 4)
-
-    def product(kernel, x):
-        return block_circulant(x, kernel, 4).sum()
-
-    for rows, made in ((127, False), (128, True)):
-        for f, expected in ((product, False), (jax.grad(product), made)):
-            text = jax.jit(f).lower(kernel, normal(rows, 16)).as_text()
-            assert ("tensor<16x16xf32>" in text) is expected

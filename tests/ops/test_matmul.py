@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from volvox.ops.matmul import dense, matmul
-from volvox.ops.matmul_xla import chunk_length
 
 
 def operands(*shapes, seed=0):
@@ -101,16 +100,6 @@ def test_half_precision_sums_in_single():
     out = jax.vmap(dense)(x, w)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out.astype(np.float32), 3520)
-
-
-def test_chunks_lie_in_the_measured_range():
-    assert chunk_length(1, 7744) == 352
-    assert chunk_length(4, 7744) == 176
-    assert chunk_length(1, 769) is None
-    assert chunk_length(64, 7744) is None
-    for k in range(1, 4000):
-        chunk = chunk_length(1, k)
-        assert chunk is None or (k % chunk == 0 and 88 <= chunk <= 968)
 
 
 def test_nothing_is_multiplied():

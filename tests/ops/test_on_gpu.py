@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from volvox.networks import DeepGA
 from volvox.networks.interception import use_kernels
@@ -99,18 +98,3 @@ def test_a_whole_network(dtype):
         each = [jax.jit(net.apply)(jax.tree.map(lambda leaf, i=i: leaf[i], params), x[i]) for i in range(3)]
     tolerance = 1e-3 if dtype is None else 3e-2
     np.testing.assert_allclose(many, np.stack(each), rtol=tolerance, atol=tolerance)
-
-
-def test_layers_of_users():
-    """A plain flax module, vmapped over parameters and differentiated."""
-    net = nn.Dense(128)
-    params = jax.vmap(lambda key: net.init(key, jnp.zeros((1, 96))))(jax.random.split(jax.random.key(0), 4))
-
-    def gradient(params, x):
-        def loss(params, x):
-            with use_kernels():
-                return jnp.sin(net.apply(params, x)).sum()
-
-        return jax.vmap(jax.grad(loss))(params, x)
-
-    assert_same(gradient, params, normal(4, 3, 96))

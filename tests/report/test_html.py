@@ -53,11 +53,6 @@ def test_results_and_settings(report):
     assert (cells["strategy.population_size"], cells["sizes"], cells["jax"]) == (["128"], ["[64, 64]"], ["0.10.2"])
 
 
-def test_a_new_elite_has_no_score(report):
-    rows = [{"elite_score": 135.0, "elite_is_new": False}, {"elite_score": None, "elite_is_new": True}]
-    assert "elite score" not in table(report(rows))
-
-
 def test_the_page_loads_and_runs_nothing(report, tmp_path):
     (tmp_path / "episode.mp4").write_bytes(b"a video")
     page = report(ROWS)

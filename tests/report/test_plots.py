@@ -76,46 +76,23 @@ def test_notebooks_show_the_figure():
     assert learning_curve(rows_of(2))._repr_png_().startswith(b"\x89PNG")
 
 
-N = 6
-
-
-def logged(number, *, parents, seeds, bases, size=2):
-    """A generation of members `seeds` from `parents`; bases are (parent, seed, scale, initial), the elite last."""
-    random = np.random.RandomState(number)
-    arrays = {
-        "parent": np.array(parents),
-        "seed": np.array(seeds),
-        "initial": np.full(N, number == 1),
-        "fitness": 10.0 * number + np.arange(N),
-        "behavior": random.rand(N, size).astype(np.float32),
+def logged(number, elite, size=2):
+    """A generation of six: members 1 and 2 become parents; the elite is member 2, or of an earlier generation."""
+    random, seeds = np.random.RandomState(number), 10 * number + np.arange(6)
+    return {
+        "seed": seeds,
+        "fitness": seeds + 0.5,
+        "behavior": random.rand(6, size).astype(np.float32),
+        "base_seed": np.array([*seeds[[1, 2]], elite]),
+        "base_scale": np.array([0.1, 0.1, 0.0]),
+        "base_initial": np.full(3, number == 1),
     }
-    names = ("base_parent", "base_seed", "base_scale", "base_initial")
-    return arrays | {name: np.array(column) for name, column in zip(names, zip(*bases, strict=True), strict=True)}
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    generations = {
-        # Bases 0 and 1 are parents, base 2 the elite: the members of seeds 11 and 12, and 12 again.
-        1: {
-            "parents": [0] * N,
-            "seeds": range(10, 16),
-            "bases": [(0, 11, 1, True), (0, 12, 1, True), (0, 12, 1, True)],
-        },
-        # The elite is carried over: scale 0.
-        2: {
-            "parents": [0, 1, 1, 0, 1, 0],
-            "seeds": range(20, 26),
-            "bases": [(1, 22, 0.1, False), (0, 25, 0.1, False), (2, 0, 0, False)],
-        },
-        3: {
-            "parents": [0, 0, 1, 1, 0, 1],
-            "seeds": range(30, 36),
-            "bases": [(0, 34, 0.1, False), (2, 0, 0, False), (0, 34, 0.1, False)],
-        },
-    }
-    for number, arrays in generations.items():
-        files.write_log(tmp_path / "log", number, logged(number, **arrays))
+    for number, elite in ((1, 12), (2, 0), (3, 0)):
+        files.write_log(tmp_path / "log", number, logged(number, elite))
     return tmp_path
 
 
@@ -129,6 +106,7 @@ def test_cloud_shows_the_generations_and_marks_the_selected(run_dir):
     np.testing.assert_allclose(points.get_offsets(), behaviors)
     np.testing.assert_allclose(selected.get_offsets(), behaviors[[1, 2]])
     np.testing.assert_allclose(elite.get_offsets(), behaviors[[2]])
+    assert len(last.collections[-1].get_offsets()) == 0  # the elite is older
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["member", "became a parent", "elite"]
     assert figure.get_supxlabel() == "behaviour, first number"
 
@@ -136,7 +114,6 @@ def test_cloud_shows_the_generations_and_marks_the_selected(run_dir):
 def test_runs_without_behaviours_of_two_numbers_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         cloud(tmp_path)
-    arrays = logged(1, parents=[0] * N, seeds=range(N), bases=[(0, 0, 1, True)], size=1)
-    files.write_log(tmp_path / "log", 1, {name: x for name, x in arrays.items() if not name.startswith("base")})
+    files.write_log(tmp_path / "log", 1, logged(1, 12, size=1))
     with pytest.raises(ValueError, match=tmp_path.name):
         cloud(tmp_path)
