@@ -114,12 +114,11 @@ ALGORITHMS = {
         vx.A3C(segment_length=5, updates_per_iteration=20, log_epsilon=1e-6, lag=0, vtrace=False),
         networks.CategoricalMLP(6, (8,)),
     ),
-    "ppo_normalized": (
-        (2, 3),
+    "ppo_recurrent": (
+        (4,),
         vx.PPO(**ROUNDS, normalize_observations=True),
-        networks.ActorCritic(5, networks.MLP(8, (8,))),
+        networks.RecurrentActorCritic(4, networks.MLP(8, (8,)), width=4),
     ),
-    "ppo_recurrent": ((4,), vx.PPO(**ROUNDS), networks.RecurrentActorCritic(4, networks.MLP(8, (8,)), width=4)),
     "es": ((2, 3), vx.ES(population_size=8), networks.MLP(5, (8,))),
 }
 

@@ -24,16 +24,19 @@ FAST = {
 NETWORK = MLP(2, (16,), layer_norm=True)
 
 
-def learned(env, module=NETWORK, rounds=150, **options):
-    """Parameters after training, the network as functions, and the metrics."""
-    settings = vx.PQN(**FAST | {"rounds_per_iteration": rounds} | options)
-    algorithm = vx.learn(settings, module, env)
-    state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
-    algorithm.close()
-    return state.learning.params, settings.bind(module, env).network, metrics
+@pytest.fixture
+def learned(trained):
+    """A function that returns parameters after training, the network as functions, and the metrics."""
+
+    def make(env, module=NETWORK, rounds=150, **options):
+        settings = vx.PQN(**FAST | {"rounds_per_iteration": rounds} | options)
+        _, state, metrics = trained(settings, module, env)
+        return state.learning.params, settings.bind(module, env).network, metrics
+
+    return make
 
 
-def test_values_of_actions_are_known():
+def test_values_of_actions_are_known(learned):
     params, functions, _ = learned(probes.matched_reward(num_envs=8))
     output, value, _ = functions.apply(params, jnp.float32([[-1.0], [1.0]]), ())
     np.testing.assert_allclose(output, [[1.0, -1.0], [-1.0, 1.0]], atol=0.1)
@@ -49,16 +52,10 @@ def test_the_defaults_learn_cartpole():
     assert run.metrics[-1]["evaluation_mean"] > 250
 
 
-class Torso(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.tanh(nn.Dense(16)(x))
-
-
 @pytest.mark.slow
-def test_a_recurrent_network_recalls(recall):
+def test_a_recurrent_network_recalls(recall, learned):
     epsilon = optax.linear_schedule(1.0, 0.0, 8_000)
-    *_, metrics = learned(recall, RecurrentQValues(2, Torso(), width=8), rounds=200, epsilon=epsilon)
+    *_, metrics = learned(recall, RecurrentQValues(2, MLP(16, ()), width=8), rounds=200, epsilon=epsilon)
     assert metrics["training_mean"] > 0.8
     assert metrics["epsilon"] == pytest.approx(np.mean([max(0, 1 - i * 8 * 16 / 8_000) for i in range(200)]), rel=1e-3)
 
@@ -128,7 +125,7 @@ def test_values_are_finite_where_a_mask_allows_nothing(num_choices, size):
     spec = probes.corridor().spec._replace(num_actions=None if num_choices else size, num_choices=num_choices)
     spec = spec._replace(observation_shape={"observation": (1,), "action_mask": (size,)})
     spec = spec._replace(observation_dtype={"observation": np.float32, "action_mask": np.int8})
-    network = q_network(QValues(size, Torso()), spec)
+    network = q_network(QValues(size, MLP(4, ())), spec)
     x = {"observation": jnp.ones((2, 1)), "action_mask": jnp.zeros((2, size), jnp.int8).at[1].set(1)}
     _, value, _ = network.apply(network.policy.init(jax.random.key(0)), x, ())
     assert np.abs(value).max() < 10
@@ -136,7 +133,7 @@ def test_values_are_finite_where_a_mask_allows_nothing(num_choices, size):
 
 def test_several_components_add_up():
     spec = probes.corridor().spec._replace(num_actions=None, num_choices=(2, 3), action_shape=(2,))
-    network, x = q_network(QValues(5, Torso()), spec), jnp.ones((1, 1))
+    network, x = q_network(QValues(5, MLP(4, ())), spec), jnp.ones((1, 1))
     params = network.policy.init(jax.random.key(0))
     output, value, _ = network.apply(params, x, ())
     assert value[0] == pytest.approx(float(output[0, :2].max() + output[0, 2:].max()))
@@ -144,23 +141,3 @@ def test_several_components_add_up():
     drawn = jax.vmap(actions.sample, (0, None))(jax.random.split(jax.random.key(1), 4_000), output)[:, 0]
     best = (drawn == actions.actions.mode(output)).all(axis=1)
     assert float(best.mean()) == pytest.approx(0.7 + 0.3 / 6, abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"epsilon": 1.5}, "epsilon"),
-        ({"trace_decay": -0.1}, "trace_decay"),
-        ({"num_minibatches": 3}, "does not divide"),
-    ],
-)
-def test_bad_settings_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        vx.PQN(**FAST | options).bind(NETWORK, probes.corridor(num_envs=4))
-
-
-def test_networks_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="continuous actions"):
-        vx.PQN().bind(NETWORK, probes.target(num_envs=32))
-    with pytest.raises(ValueError, match="values of all actions"):
-        vx.PQN().bind(vx.networks.CategoricalMLP(2), probes.corridor(num_envs=32))

@@ -17,24 +17,19 @@ def both_match(signs, action):
     return jnp.mean((action == jnp.array([0, 1]) + (signs > 0)).astype(jnp.float32))
 
 
-def test_a3c_learns_a_choice_in_each_component():
+def test_a3c_learns_a_choice_in_each_component(trained):
     """Random choices earn 5/12 on average, and the right ones 1."""
-    network, env = (
-        vx.networks.CategoricalMLP(5, (32,)),
-        vx.envs.from_functions(
-            lambda key: jax.random.rademacher(key, (2,), jnp.float32),
-            lambda signs, action, key: (signs, both_match(signs, action), True),
-            observe,
-            name="signs",
-            num_envs=8,
-            max_episode_steps=2,
-            num_choices=(2, 3),
-        ),
+    env = vx.envs.from_functions(
+        lambda key: jax.random.rademacher(key, (2,), jnp.float32),
+        lambda signs, action, key: (signs, both_match(signs, action), True),
+        observe,
+        name="signs",
+        num_envs=8,
+        max_episode_steps=2,
+        num_choices=(2, 3),
     )
-    settings = vx.A3C(segment_length=2, learning_rate=1e-2, updates_per_iteration=400)
-    algorithm = vx.learn(settings, network, env)
-    state, row = algorithm.step(algorithm.init(jax.random.key(0)))
-    algorithm.close()
+    settings = vx.A3C(segment_length=2, learning_rate=1e-2, updates_per_iteration=300)
+    algorithm, state, row = trained(settings, vx.networks.CategoricalMLP(5, (32,)), env)
     assert row["training_mean"] > 0.9
     act = vx.Actor(algorithm.policy, algorithm.variables(state), env.spec)
     seen = {"first": np.float32([-1, 1]), "others": (np.float32([[1], [-1]]), np.uint8([0, 1]))}
