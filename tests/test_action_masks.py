@@ -165,9 +165,13 @@ def test_random_actions_are_allowed():
 def test_normalisation_leaves_the_mask_alone():
     mask = jnp.asarray(draw_masks(16, (4,)), jnp.float32)
     observation = {"observation": 3 + jnp.arange(32.0).reshape(16, 2), "action_mask": mask}
-    moments = normalization.init(jax.tree.map(lambda x: x[0], observation))
-    moments = normalization.update(moments, observation)
-    normalized = normalization.normalize(moments, observation)
+
+    @jax.jit
+    def normalize(observation):
+        moments = normalization.init(jax.tree.map(lambda x: x[0], observation))
+        return normalization.normalize(normalization.update(moments, observation), observation)
+
+    normalized = normalize(observation)
     np.testing.assert_array_equal(normalized["action_mask"], mask)
     np.testing.assert_allclose(normalized["observation"].mean(axis=0), 0, atol=1e-5)
 

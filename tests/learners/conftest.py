@@ -50,8 +50,8 @@ def begun():
 def trained():
     """A function that returns (algorithm, state, row) after one iteration."""
 
-    def make(settings, network, env, seed=0):
-        algorithm = learn(settings, network, env)
+    def make(settings, network, env, seed=0, **options):
+        algorithm = learn(settings, network, env, **options)
         state, row = algorithm.step(algorithm.init(seed))
         algorithm.close()
         return algorithm, state, row

@@ -52,18 +52,14 @@ def test_orthogonal_kernels_are_not_factorised_in_batches():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name != "td3" else name for name in CASES],
+    [pytest.param(name, marks=pytest.mark.slow) if name != "ppo that stops" else name for name in CASES],
 )
-def test_learners_of_one_program_are_those_of_separate_runs(name):
+def test_learners_of_one_program_are_those_of_separate_runs(name, trained):
     settings, network, env = CASES[name]
-    algorithm = vx.learn(settings, network, env)
-    state, row = algorithm.step(algorithm.init(0))
-    algorithm.close()
+    algorithm, state, row = trained(settings, network, env)
     separate = []
     for i, one in enumerate(settings):
-        alone = vx.learn(one, network, env)
-        own, own_row = alone.step(alone.init(jax.random.fold_in(jax.random.key(0), i)))
-        alone.close()
+        alone, own, own_row = trained(one, network, env, jax.random.fold_in(jax.random.key(0), i))
         close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)  # noqa: E731
         jax.tree.map(close, algorithm.learners[i](state), alone.variables(own))
         assert int(state.learning.update[i]) == int(own.learning.update) > 0
@@ -114,8 +110,6 @@ def test_one_of_several_learners_is_a_run(run):
     assert learner.metrics[-1]["frames"] == first["frames"] // 3
     same = lambda x, y: np.testing.assert_array_equal(x, y[2])  # noqa: E731
     jax.tree.map(same, learner.variables(), run.state.learning.params)
-    assert learner.evaluate(num_episodes=2).returns.shape == (2,)
-    assert learner.actor()(np.zeros((5, 4), np.float32)).shape == (5,)
     best = int(np.argmax(run.state.evaluated.latest))
     jax.tree.map(np.testing.assert_array_equal, run.variables("last"), run.learner(best).variables())
     for missing in (-1, 3):

@@ -35,10 +35,12 @@ def learned(trained):
 
 def test_values_are_known(learned):
     """Terminal rewards count, and nothing behind a termination does; a third of all timesteps are resets."""
-    env = probes.delayed_reward(num_envs=8, groups=1)
-    learning, functions, metrics = learned(env, lag=1, entropy_coefficient=0.0, anneal_timesteps=150 * 8 * 9)
+    env, adam = probes.delayed_reward(num_envs=8, groups=1), optax.inject_hyperparams(optax.adam)
+    options = {"optimizer": adam, "entropy_coefficient": 0.0, "anneal_timesteps": 150 * 8 * 9}
+    learning, functions, metrics = learned(env, **options)
+    rate = optax.tree.get(learning.optimizer, "learning_rate")  # it follows the rate of the settings
     left = 1 - 149 * 8 / (150 * 9)
-    assert metrics["learning_rate"] == pytest.approx(FAST["learning_rate"] * left, rel=1e-4)
+    assert metrics["learning_rate"] == float(rate) == pytest.approx(FAST["learning_rate"] * left, rel=1e-4)
     _, values, _ = functions.apply(learning.params, jnp.float32([[0.0], [1.0]]), ())
     np.testing.assert_allclose(values, [0.9, 1.0], atol=3e-2)
 
@@ -60,31 +62,22 @@ def test_a_recurrent_policy_recalls(recall, learned):
 # --- Its schedule -----------------------------------------------------------------------------------------------------
 
 
+CORRIDOR, RATE = probes.corridor(num_envs=8, groups=2), optax.linear_schedule(1e-2, 0.0, 20 * 8 + 1)
+
+
 def test_the_lag_is_what_the_docstring_says(learned):
     """In updates, of which a round has 8."""
-    env, rate = probes.corridor(num_envs=8, groups=2), optax.linear_schedule(1e-2, 0.0, 20 * 8 + 1)
-    _, _, metrics = learned(env, rounds=20, segment_length=32, learning_rate=rate)
+    _, _, metrics = learned(CORRIDOR, rounds=20, learning_rate=RATE, kl_stop=1e9)
     assert metrics["update"] == 20 * 8
     assert metrics["lag_max"] == 15
     assert metrics["lag_mean"] == pytest.approx(7, rel=0.1)
     assert metrics["learning_rate"] == pytest.approx(1e-2 / 161, rel=1e-3)
 
 
-def test_a_learning_rate_in_the_state_follows_the_schedule(learned):
-    sizes = {"segment_length": 4, "num_epochs": 1, "num_minibatches": 1, "rounds": 3}
-    adam = optax.inject_hyperparams(optax.adam)
-    learning, _, metrics = learned(probes.corridor(num_envs=4), optimizer=adam, anneal_timesteps=4 * 4 * 4, **sizes)
-    kept = optax.tree.get(learning.optimizer, "learning_rate")
-    assert metrics["learning_rate"] == float(kept) == pytest.approx(FAST["learning_rate"] * 0.5)
-
-
 def test_kl_stop_ends_the_epochs_of_a_round(learned):
     """One epoch a round is made in any case."""
-    env, settings = probes.corridor(num_envs=8), {"rounds": 6, "lag": 1, "num_epochs": 5}
-    *_, stopped = learned(env, kl_stop=1e-9, **settings)
-    *_, whole = learned(env, kl_stop=1e9, **settings)
-    assert stopped["update"] == 6 * 2
-    assert whole["update"] == 6 * 2 * 5
+    _, _, metrics = learned(CORRIDOR, rounds=20, learning_rate=RATE, kl_stop=1e-9)
+    assert metrics["update"] == 20 * 2
 
 
 # --- The loss, by its formula -----------------------------------------------------------------------------------------

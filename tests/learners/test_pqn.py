@@ -64,7 +64,7 @@ def test_targets_are_q_lambda():
     """Gallici et al. 2024, equation 6, in NumPy: greedy values of next observations, mixed with next targets."""
     settings, env = vx.PQN(**FAST | {"num_epochs": 1, "trace_decay": 0.7}), probes.corridor(num_envs=3)
     learner, rng = settings.bind(NETWORK, env), np.random.default_rng(0)
-    collected, learning = learner.init(jax.random.key(0))
+    collected, learning = jax.jit(learner.init)(jax.random.key(0))
     (data,) = collected.collectors
     shape = data.ring.reward.shape
     names = ("reward", "value", "bootstrap")
@@ -88,7 +88,7 @@ def test_the_loss_is_half_the_mean_squared_error_of_the_actions():
     """Timesteps that are not valid count for nothing."""
     env, rng = probes.corridor(num_envs=4), np.random.default_rng(0)
     learner = vx.PQN(**FAST).bind(NETWORK, env)
-    collected, learning = learner.init(jax.random.key(0))
+    collected, learning = jax.jit(learner.init)(jax.random.key(0))
     ring = collected.collectors[0].ring
     segment = jax.tree.map(lambda x: x[0], ring)._replace(
         observation=rng.normal(size=(8, 4, 1)).astype(np.float32),
@@ -115,7 +115,7 @@ def test_without_epsilon_actions_are_greedy_and_random_ones_are_even():
             np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4_000, wanted, atol=0.03)
     settings = vx.PQN(**FAST | {"epsilon": optax.linear_schedule(1.0, 0.25, 80)})
     learner = settings.bind(NETWORK, env)
-    _, learning = learner.init(key)
+    _, learning = jax.jit(learner.init)(key)
     found = [float(learner.actions(learning._replace(round=jnp.int32(r))).epsilon) for r in range(4)]
     np.testing.assert_allclose(found, [1.0, 0.7, 0.4, 0.25], rtol=1e-6)
 
@@ -127,14 +127,14 @@ def test_values_are_finite_where_a_mask_allows_nothing(num_choices, size):
     spec = spec._replace(observation_dtype={"observation": np.float32, "action_mask": np.int8})
     network = q_network(QValues(size, MLP(4, ())), spec)
     x = {"observation": jnp.ones((2, 1)), "action_mask": jnp.zeros((2, size), jnp.int8).at[1].set(1)}
-    _, value, _ = network.apply(network.policy.init(jax.random.key(0)), x, ())
+    _, value, _ = network.apply(jax.jit(network.policy.init)(jax.random.key(0)), x, ())
     assert np.abs(value).max() < 10
 
 
 def test_several_components_add_up():
     spec = probes.corridor().spec._replace(num_actions=None, num_choices=(2, 3), action_shape=(2,))
     network, x = q_network(QValues(5, MLP(4, ())), spec), jnp.ones((1, 1))
-    params = network.policy.init(jax.random.key(0))
+    params = jax.jit(network.policy.init)(jax.random.key(0))
     output, value, _ = network.apply(params, x, ())
     assert value[0] == pytest.approx(float(output[0, :2].max() + output[0, 2:].max()))
     actions = EpsilonGreedy(MultiCategorical((2, 3)), 0.3)

@@ -46,7 +46,7 @@ def test_an_update_is_the_algorithms(temperature):
     n, rate, random = 12, 0.1, np.random.default_rng(1)
     options = SMALL | {"learning_rate": rate, "optimizer": optax.sgd, "temperature": temperature, "target_rate": 0.05}
     learner = vx.SAC(**options).bind(LINEAR, ENV)
-    state = learner.init(jax.random.key(0))[1]._replace(log_temperature=jnp.float32(-0.5))
+    state = jax.jit(learner.init)(jax.random.key(0))[1]._replace(log_temperature=jnp.float32(-0.5))
     observation, following = random.normal(size=(2, n, 1))
     action, reward = random.uniform(-1, 1, (n, 1)), random.normal(size=n)
     valid, discount = random.random(n) < 0.8, random.choice([0.0, 0.99], n)

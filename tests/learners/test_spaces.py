@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import volvox as vx
 
@@ -29,9 +28,5 @@ def test_a3c_learns_a_choice_in_each_component(trained):
         num_choices=(2, 3),
     )
     settings = vx.A3C(segment_length=2, learning_rate=1e-2, updates_per_iteration=300)
-    algorithm, state, row = trained(settings, vx.networks.CategoricalMLP(5, (32,)), env)
+    *_, row = trained(settings, vx.networks.CategoricalMLP(5, (32,)), env)
     assert row["training_mean"] > 0.9
-    act = vx.Actor(algorithm.policy, algorithm.variables(state), env.spec)
-    seen = {"first": np.float32([-1, 1]), "others": (np.float32([[1], [-1]]), np.uint8([0, 1]))}
-    assert act(seen).tolist() == [[0, 2], [1, 1]]
-    assert act(jax.tree.map(lambda x: x[0], seen)).tolist() == [0, 2]
