@@ -44,10 +44,7 @@ def learned(trained):
 
 
 def test_values_are_known(learned):
-    """Terminal rewards count, and nothing behind a termination does.
-
-    Data are four rounds old, of which three make an update.
-    """
+    """Terminal rewards count, and nothing behind a termination does; data are four rounds old, 4/3 updates."""
     env, options = probes.delayed_reward(num_envs=8, groups=2), {"lag": 4, "rounds_per_update": 3}
     values, metrics = learned(env, 300, 0.0, 1.0, **options, anneal_frames=300 * 3 * 40, entropy_coefficient=0.0)
     np.testing.assert_allclose(values, [0.9, 1.0], atol=1e-2)
