@@ -72,7 +72,7 @@ def test_probabilities_are_renormalised_over_the_allowed_actions(actions):
     mask = draw_masks(64, counts)
     logits = np.random.default_rng(0).normal(scale=20.0, size=mask.shape).astype(np.float32)
     key, output = jax.random.key(0), mask_logits(jnp.asarray(logits), jnp.asarray(mask))
-    drawn = np.asarray(jax.vmap(actions.sample, (0, None))(jax.random.split(key, 100), output))
+    drawn = np.asarray(jax.jit(jax.vmap(actions.sample, (0, None)))(jax.random.split(key, 100), output))
     assert all(are_allowed(mask, action, counts).all() for action in (*drawn, np.asarray(actions.mode(output))))
 
     log_prob, entropy = np.zeros(64), np.zeros(64)
@@ -83,9 +83,10 @@ def test_probabilities_are_renormalised_over_the_allowed_actions(actions):
         chosen = drawn[0].reshape(64, -1)[:, i]
         log_prob += np.log(p[np.arange(64), chosen])
         entropy -= np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(axis=1)
-    np.testing.assert_allclose(actions.log_prob(output, drawn[0]), log_prob, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(actions.entropy(output), entropy, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(actions.log_prob)(output, drawn[0]), log_prob, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(actions.entropy)(output), entropy, rtol=1e-4, atol=1e-5)
 
+    @jax.jit
     @jax.grad
     def gradient(logits):
         output = mask_logits(logits, mask)

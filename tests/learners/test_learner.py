@@ -14,7 +14,7 @@ from gymnasium.wrappers.utils import RunningMeanStd
 from volvox import A3C, PPO, PQN, SAC, TD3, learn
 from volvox.envs import cartpole
 from volvox.learners import Turn
-from volvox.learners.training import LearnerStages
+from volvox.learners.training import LearnerStages, compressions_of
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, NextObservationNetwork, QNetwork
 from volvox.rollout import loop as rollout_loop
 from volvox.types import Interrupted, TimeStep
@@ -76,6 +76,10 @@ def test_progress_counts_up_and_an_interrupt_leaves_the_state(algorithm, monkeyp
     assert seen[-1]["frames_per_second"] > 0
     new, _ = algorithm.step(state)
     assert int(new.learning.update) == 8
+
+
+def test_a_state_of_learning_without_parameters_has_no_compression():
+    assert compressions_of((), num_learners=2) == [{}, {}]
 
 
 CORRIDOR, TARGET = probes.corridor(length=4, num_envs=8, groups=2), probes.target(num_envs=8, groups=2)

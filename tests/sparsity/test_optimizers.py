@@ -51,7 +51,8 @@ def expanded(mask, kernel):
 
 RULES = {  # rule, density at the end
     "groups": (Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=10), group=4, every=2), 0.5),
-    "n-of-m": (KeepNOfM(n=1, m=4, drop=0.2, every=3), 0.25),
+    "n-of-m": (KeepNOfM(n=2, m=4, begin=4, every=3), 0.5),
+    "n-of-m-dropping": (KeepNOfM(n=1, m=4, drop=0.2, every=3), 0.25),
     "dynamic": (Dynamic(sparsity=0.6, drop=0.2, every=3), 0.4),
     "rigl": (Dynamic(sparsity=0.6, drop=0.2, every=3, grow="gradient"), 0.4),
 }
@@ -89,9 +90,9 @@ def test_masked_weights_and_their_moments_stay_zero(name):
     stored = table(*({layer: x[layer]["kernel"] for layer in ("Dense_0", "Conv_0")} for x in (params, masks)))
     assert stored[-1]["name"] == "all"
     assert stored[-1]["density"] == pytest.approx(density, abs=0.05)
-    if name == "n-of-m":
-        np.testing.assert_array_equal(masks["Dense_0"]["kernel"].reshape(6, 4, 8).sum(1), 1)
-        np.testing.assert_array_equal(masks["Conv_0"]["kernel"].reshape(6, 4, 4).sum(1), 1)
+    if name.startswith("n-of-m"):
+        np.testing.assert_array_equal(masks["Dense_0"]["kernel"].reshape(6, 4, 8).sum(1), rule.n)
+        np.testing.assert_array_equal(masks["Conv_0"]["kernel"].reshape(6, 4, 4).sum(1), rule.n)
     for layer, leaf in (("Dense_1", "kernel"), ("Dense_0", "bias")):
         np.testing.assert_allclose(params[layer][leaf], alone[0][layer][leaf], rtol=1e-5, atol=1e-6)
 
