@@ -21,12 +21,8 @@ def begins(counts):
 
 def draw_mask(key, counts):
     """bool `[sum(counts)]`: random choices and at least one of each component."""
-    parts = []
-    for k, count in zip(jax.random.split(key, len(counts)), counts, strict=True):
-        some, one = jax.random.split(k)
-        mask = jax.random.bernoulli(some, 0.3, (count,))
-        parts.append(mask.at[jax.random.randint(one, (), 0, count)].set(True))
-    return jnp.concatenate(parts)
+    parts = jnp.split(jax.random.uniform(key, (sum(counts),)), begins(counts)[1:])
+    return jnp.concatenate([(part > 0.7) | (part == part.max()) for part in parts])
 
 
 def draw_masks(number, counts):

@@ -115,8 +115,8 @@ def test_updates_are_made_while_simulators_step(begun, num_learners, axis):
 
 
 def host_calls(begun, env):
-    """Operations that leave the device in the program of PPO's loop."""
-    settings = PPO(segment_length=2, num_epochs=1, num_minibatches=1)
+    """Operations that leave the device in the program of A3C's loop."""
+    settings = A3C(segment_length=2)
     text = scheduled(begun(settings, CategoricalMLP(2, hidden=(8,)), env), settings, env)
     return re.findall(r'custom_call_target="[^"]*callback[^"]*"|_(?:recv|send)"|\b(?:infeed|outfeed|recv|send)\(', text)
 
