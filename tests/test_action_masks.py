@@ -216,7 +216,7 @@ def test_masks_of_gymnasium_environments(space, workers):
     make_env = strict(space)
     env = vx.envs.gymnasium(make_env, num_envs=4, workers=workers, max_episode_steps=10, action_mask=True)
     network = networks.CategoricalMLP(env.spec.num_outputs, (8,))
-    run = vx.train(vx.learn(vx.PPO(**ROUNDS), network, env), seed=0, steps=1, progress=False)
+    run = vx.train(vx.learn(vx.A3C(updates_per_iteration=4), network, env), seed=0, steps=1, progress=False)
     run.evaluate(num_episodes=4)
     run.algorithm.close()
     act, one = run.actor(), make_env()

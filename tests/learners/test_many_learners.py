@@ -52,7 +52,7 @@ def test_orthogonal_kernels_are_not_factorised_in_batches():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name != "ppo that stops" else name for name in CASES],
+    [pytest.param(name, marks=pytest.mark.slow) if name != "td3" else name for name in CASES],
 )
 def test_learners_of_one_program_are_those_of_separate_runs(name, trained):
     settings, network, env = CASES[name]
@@ -75,7 +75,7 @@ def test_learners_of_one_program_are_those_of_separate_runs(name, trained):
 
 
 RATES = (1e-3, 1e-2, 3e-2)
-SETTINGS = [vx.PPO(**PPO, learning_rate=rate) for rate in RATES]
+SETTINGS = [vx.A3C(segment_length=8, updates_per_iteration=4, learning_rate=rate) for rate in RATES]
 NETWORK = CategoricalMLP(2, (8,))
 
 
@@ -118,7 +118,7 @@ def test_one_of_several_learners_is_a_run(run):
 
 
 def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_in_reports(run):
-    comparison = vx.compare({"ppo": run.run_dir}, metric="training_mean", x="timesteps")
+    comparison = vx.compare({"a3c": run.run_dir}, metric="training_mean", x="timesteps")
     found = {float(row["settings"]["learning_rate"]): row["score"] for row in comparison.rows}
     assert found == pytest.approx(dict(zip(RATES, run.metrics[-1]["training_mean_each"], strict=True)))
     assert [row["runs"] for row in comparison.rows] == [1] * 3

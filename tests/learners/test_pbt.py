@@ -11,12 +11,12 @@ from volvox.report import lineage
 
 CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
 EXPLORE = {"learning_rate": vx.space.log(1e-4, 1e-1), "entropy_coefficient": vx.space.uniform(0.001, 0.1)}
-PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "lag": 1, "rounds_per_iteration": 4}
+NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
 
 
-def ppo(num_learners=4, every=64, discount=0.9, evaluate_every=None, **options):
+def a3c(num_learners=4, every=64, discount=0.9, evaluate_every=None, **options):
     pbt = vx.PBT(**{"every": every, "explore": EXPLORE, "fraction": 0.25, **options})
-    settings = vx.PPO(**PPO, discount=discount, normalize_observations=True, normalize_rewards=True)
+    settings = vx.A3C(segment_length=8, updates_per_iteration=4, discount=discount, **NORMALIZED)
     several = {"num_learners": num_learners, "evaluate_every": evaluate_every, "pbt": pbt}
     return vx.learn(settings, CategoricalMLP(2, (8,)), CARTPOLE, **several)
 
@@ -47,7 +47,7 @@ def test_the_worst_copy_the_best_and_settings_vary_within_their_ranges():
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run of six iterations with three exchanges."""
-    algorithm = ppo()
+    algorithm = a3c()
     options = {"max_timesteps": 64 * 6, "progress": False, "loggers": ()}
     yield vx.train(algorithm, run_dir=tmp_path_factory.mktemp("straight"), **options)
     algorithm.close()
@@ -56,7 +56,7 @@ def straight(tmp_path_factory):
 @pytest.mark.slow
 def test_a_resumed_run_is_the_straight_run(straight, tmp_path):
     """It was saved and loaded after an exchange."""
-    algorithm, options = ppo(), {"progress": False, "loggers": ()}
+    algorithm, options = a3c(), {"progress": False, "loggers": ()}
     vx.train(algorithm, run_dir=tmp_path, max_timesteps=64 * 2, **options)
     algorithm.close()
     resumed = vx.load(tmp_path).resume(max_timesteps=64 * 6, **options)
@@ -83,7 +83,7 @@ def test_rows_have_the_lineage_and_reports_draw_it(straight, tmp_path):
 
 
 def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
-    algorithm = ppo()
+    algorithm = a3c()
     state, row = algorithm.step(algorithm.init(0))
     while row["pbt_parent_each"] == [0, 1, 2, 3]:
         state, row = algorithm.step(state)
@@ -102,8 +102,8 @@ def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
 
 
 def test_settings_that_are_not_explored_can_be_changed():
-    training = ppo(discount=0.5).step.__self__
-    numbers = training.constants(ppo().init(0))[1]
+    training = a3c(discount=0.5).step.__self__
+    numbers = training.constants(a3c().init(0))[1]
     assert set(numbers["discount"].tolist()) == {0.5}
 
 
@@ -138,4 +138,4 @@ def test_emulators_are_separate_and_go_on_after_an_exchange():
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        ppo(**options)
+        a3c(**options)
