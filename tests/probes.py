@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from volvox._checks import integer
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
 
@@ -63,12 +62,7 @@ def countdown(*, low: int = 1, high: int = 10, **options: Any) -> Env:
 
     The observation is the number of timesteps that remain, before truncation; it is also the undiscounted value. An
     episode's return is its length. Actions do not matter.
-
-    Raises:
-      ValueError: `low` is below 1 or `high` below `low`.
     """
-    integer("low", low, low=1)
-    integer("high", high, low=low)
     return _probe(
         "countdown",
         {"low": low, "high": high},
@@ -85,11 +79,7 @@ def corridor(*, length: int = 8, max_episode_steps: int | None = None, **options
     ended: at most 1, reached in `length` timesteps only by always moving right; 0 by always moving left. Random walks
     earn in between, so fitness grows smoothly with the probability of action 1. An episode is truncated after
     `max_episode_steps`, or twice `length` if that is None.
-
-    Raises:
-      ValueError: a number is below 1.
     """
-    integer("length", length, low=1)
 
     def step(position: Array, action: Array, key: Array) -> tuple[Array, Array, Array]:
         moved = jnp.maximum(position + jnp.where(action == 1, 1, -1), 0)
@@ -112,11 +102,7 @@ def target(*, size: int = 2, max_episode_steps: int = 8, **options: Any) -> Env:
     The reward is minus the mean squared difference of action and target. The best return is 0, of the action equal to
     the observation; the action 0 earns -1/3 a timestep on average, and any constant action less. Episodes are
     truncated.
-
-    Raises:
-      ValueError: a number is below 1.
     """
-    integer("size", size, low=1)
     draw = partial(jax.random.uniform, shape=(size,), minval=-1.0, maxval=1.0)
     return _probe(
         "target",

@@ -4,25 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from volvox import learn
 from volvox.envs.functional import from_functions
 from volvox.learners.training import Training
 from volvox.rollout.devices import SINGLE_DEVICE
 from volvox.rollout.loop import LoopState
-
-SIZES = {"num_envs": 16, "num_actions": 2}
-
-
-@pytest.fixture
-def endless():
-    """One observation, reward 1 at every step, no end but the time limit of 5 steps."""
-    return from_functions(
-        lambda key: jnp.float32(0),
-        lambda state, action, key: (state, 1.0, False),
-        lambda state: state[None],
-        name="endless",
-        max_episode_steps=5,
-        **SIZES | {"num_envs": 8},
-    )
 
 
 @pytest.fixture
@@ -40,7 +26,8 @@ def recall():
         lambda state: jnp.where(state[1] == 0, state[0], 0.0)[None],
         name="recall",
         max_episode_steps=10,
-        **SIZES,
+        num_envs=16,
+        num_actions=2,
     )
 
 
@@ -55,5 +42,18 @@ def begun():
         initial, envs = run.init(jax.random.key(0)), tuple(group.init() for group in groups)
         state = jax.tree.map(jnp.copy, LoopState(envs, run.begin(initial.acting), initial.learning))
         return run.loop.stages, state, run.constants(initial._replace(key=run.keys(jax.random.key(1))[1])), groups
+
+    return make
+
+
+@pytest.fixture
+def trained():
+    """A function that returns (algorithm, state, row) after one iteration."""
+
+    def make(settings, network, env, seed=0, **options):
+        algorithm = learn(settings, network, env, **options)
+        state, row = algorithm.step(algorithm.init(seed))
+        algorithm.close()
+        return algorithm, state, row
 
     return make

@@ -20,7 +20,7 @@ CASES = {
     "ppo": (
         [
             vx.PPO(**PPO, learning_rate=rate, clip=clip, anneal_timesteps=200, normalize_observations=True)
-            for rate, clip in [(1e-3, 0.1), (1e-2, 0.2), (1e-3, 0.3), (1e-3, 0.1)]
+            for rate, clip in [(1e-3, 0.1), (1e-2, 0.2), (1e-3, 0.1)]
         ],
         CategoricalMLP(2, (8,)),
         CARTPOLE,
@@ -30,23 +30,10 @@ CASES = {
         CategoricalMLP(2, (8,)),
         CARTPOLE,
     ),
-    "pqn": (
-        [
-            vx.PQN(segment_length=8, num_minibatches=4, rounds_per_iteration=4, learning_rate=rate)
-            for rate in (1e-3, 1e-2)
-        ],
-        MLP(2, (8,), layer_norm=True),
-        CARTPOLE,
-    ),
     "a3c, recurrent": (
         [vx.A3C(segment_length=5, updates_per_iteration=8, discount=discount) for discount in (0.9, 0.99)],
         RecurrentActorCritic(2, MLP(8, hidden=()), width=8),
         CARTPOLE,
-    ),
-    "sac": (
-        [vx.SAC(**TD3, discount=discount) for discount in (0.9, 0.99)],
-        ActorAndCritic.mlp(2, (8,), gaussian=True),
-        TARGET,
     ),
     "td3": ([vx.TD3(**TD3, exploration_noise=noise) for noise in (0.1, 0.3)], NETWORKS, TARGET),
 }
@@ -63,24 +50,16 @@ def test_orthogonal_kernels_are_not_factorised_in_batches():
     assert all(len(shape.split(",")) == 2 for shape in shapes)
 
 
-def learner_seed(i):
-    return jax.random.fold_in(jax.random.key(0), i)
-
-
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name != "td3" else name for name in CASES],
 )
-def test_learners_of_one_program_are_those_of_separate_runs(name):
+def test_learners_of_one_program_are_those_of_separate_runs(name, trained):
     settings, network, env = CASES[name]
-    algorithm = vx.learn(settings, network, env)
-    state, row = algorithm.step(algorithm.init(0))
-    algorithm.close()
+    algorithm, state, row = trained(settings, network, env)
     separate = []
     for i, one in enumerate(settings):
-        alone = vx.learn(one, network, env)
-        own, own_row = alone.step(alone.init(learner_seed(i)))
-        alone.close()
+        alone, own, own_row = trained(one, network, env, jax.random.fold_in(jax.random.key(0), i))
         close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)  # noqa: E731
         jax.tree.map(close, algorithm.learners[i](state), alone.variables(own))
         assert int(state.learning.update[i]) == int(own.learning.update) > 0
@@ -96,7 +75,7 @@ def test_learners_of_one_program_are_those_of_separate_runs(name):
 
 
 RATES = (1e-3, 1e-2, 3e-2)
-SETTINGS = [vx.PPO(**PPO, learning_rate=rate) for rate in RATES]
+SETTINGS = [vx.A3C(segment_length=8, updates_per_iteration=4, learning_rate=rate) for rate in RATES]
 NETWORK = CategoricalMLP(2, (8,))
 
 
@@ -131,8 +110,6 @@ def test_one_of_several_learners_is_a_run(run):
     assert learner.metrics[-1]["frames"] == first["frames"] // 3
     same = lambda x, y: np.testing.assert_array_equal(x, y[2])  # noqa: E731
     jax.tree.map(same, learner.variables(), run.state.learning.params)
-    assert learner.evaluate(num_episodes=2).returns.shape == (2,)
-    assert learner.actor()(np.zeros((5, 4), np.float32)).shape == (5,)
     best = int(np.argmax(run.state.evaluated.latest))
     jax.tree.map(np.testing.assert_array_equal, run.variables("last"), run.learner(best).variables())
     for missing in (-1, 3):
@@ -141,7 +118,7 @@ def test_one_of_several_learners_is_a_run(run):
 
 
 def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_in_reports(run):
-    comparison = vx.compare({"ppo": run.run_dir}, metric="training_mean", x="timesteps")
+    comparison = vx.compare({"a3c": run.run_dir}, metric="training_mean", x="timesteps")
     found = {float(row["settings"]["learning_rate"]): row["score"] for row in comparison.rows}
     assert found == pytest.approx(dict(zip(RATES, run.metrics[-1]["training_mean_each"], strict=True)))
     assert [row["runs"] for row in comparison.rows] == [1] * 3
@@ -155,7 +132,6 @@ def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_i
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ([vx.PPO(), vx.PPO(learning_rate=1e-3, num_epochs=2, lag=0)], {}, "num_epochs"),
         ([vx.PPO(value_clip=0.2), vx.PPO()], {}, "value_clip"),
         ([vx.PPO(), vx.A3C()], {}, "A3C"),
         ([vx.PPO(), vx.PPO()], {"num_learners": 3}, "num_learners"),
@@ -165,30 +141,3 @@ def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_i
 def test_settings_that_are_no_one_program_are_refused(settings, options, message):
     with pytest.raises(ValueError, match=message):
         vx.learn(settings, NETWORK, CARTPOLE, **options)
-
-
-def test_the_largest_number_of_learners_that_fits_is_named(monkeypatch):
-    def learn(num_learners):
-        return vx.learn(vx.TD3(**TD3 | {"replay_size": 100_000}), NETWORKS, TARGET, num_learners=num_learners)
-
-    monkeypatch.setattr("volvox._checks._free_memory", lambda: 50_000_000)
-    with pytest.raises(ValueError, match="learners") as error:
-        learn(30)
-    fits = int(error.value.args[0].split("enough for ")[1].split()[0])
-    learn(fits)
-    with pytest.raises(ValueError, match=f"enough for {fits} learners"):
-        learn(fits + 1)
-
-
-@pytest.mark.slow
-def test_emulators_are_separate():
-    """Each learner plays its own environments of a group, side by side in one pool."""
-    env = vx.envs.mujoco("InvertedPendulum", num_envs=2, groups=2)
-    algorithm = vx.learn(vx.TD3(**TD3), ActorAndCritic.mlp(1, (8,)), env, num_learners=3)
-    state, row = algorithm.step(algorithm.init(0))
-    algorithm.close()
-    seen = state.acting.collected.replays[1].timestep.observation  # [S, C, B, ...]
-    assert seen.shape[0] == 3
-    assert seen.shape[2] == 1
-    assert len(np.unique(np.asarray(seen[:, 0, 0, 0]))) == 3
-    assert len(row["critic_loss_each"]) == 3

@@ -1,7 +1,5 @@
 """Population-based training: learners copy better ones, settings stay in their ranges, and runs resume bit by bit."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,14 +11,12 @@ from volvox.report import lineage
 
 CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
 EXPLORE = {"learning_rate": vx.space.log(1e-4, 1e-1), "entropy_coefficient": vx.space.uniform(0.001, 0.1)}
-PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "lag": 1, "rounds_per_iteration": 4}
+NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
 
 
-def ppo(num_learners=4, every=64, rates=None, discount=0.9, evaluate_every=None, **options):
+def a3c(num_learners=4, every=64, discount=0.9, evaluate_every=None, **options):
     pbt = vx.PBT(**{"every": every, "explore": EXPLORE, "fraction": 0.25, **options})
-    settings = vx.PPO(**PPO, discount=discount, normalize_observations=True, normalize_rewards=True)
-    if rates is not None:
-        settings, num_learners = [dataclasses.replace(settings, learning_rate=rate) for rate in rates], 1
+    settings = vx.A3C(segment_length=8, updates_per_iteration=4, discount=discount, **NORMALIZED)
     several = {"num_learners": num_learners, "evaluate_every": evaluate_every, "pbt": pbt}
     return vx.learn(settings, CategoricalMLP(2, (8,)), CARTPOLE, **several)
 
@@ -51,7 +47,7 @@ def test_the_worst_copy_the_best_and_settings_vary_within_their_ranges():
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run of six iterations with three exchanges."""
-    algorithm = ppo()
+    algorithm = a3c()
     options = {"max_timesteps": 64 * 6, "progress": False, "loggers": ()}
     yield vx.train(algorithm, run_dir=tmp_path_factory.mktemp("straight"), **options)
     algorithm.close()
@@ -60,7 +56,7 @@ def straight(tmp_path_factory):
 @pytest.mark.slow
 def test_a_resumed_run_is_the_straight_run(straight, tmp_path):
     """It was saved and loaded after an exchange."""
-    algorithm, options = ppo(), {"progress": False, "loggers": ()}
+    algorithm, options = a3c(), {"progress": False, "loggers": ()}
     vx.train(algorithm, run_dir=tmp_path, max_timesteps=64 * 2, **options)
     algorithm.close()
     resumed = vx.load(tmp_path).resume(max_timesteps=64 * 6, **options)
@@ -87,7 +83,7 @@ def test_rows_have_the_lineage_and_reports_draw_it(straight, tmp_path):
 
 
 def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
-    algorithm = ppo()
+    algorithm = a3c()
     state, row = algorithm.step(algorithm.init(0))
     while row["pbt_parent_each"] == [0, 1, 2, 3]:
         state, row = algorithm.step(state)
@@ -106,19 +102,23 @@ def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
 
 
 def test_settings_that_are_not_explored_can_be_changed():
-    training = ppo(discount=0.5).step.__self__
-    numbers = training.constants(ppo().init(0))[1]
+    training = a3c(discount=0.5).step.__self__
+    numbers = training.constants(a3c().init(0))[1]
     assert set(numbers["discount"].tolist()) == {0.5}
 
 
 @pytest.mark.slow
-def test_emulators_go_on_after_an_exchange():
+def test_emulators_are_separate_and_go_on_after_an_exchange():
+    """Each learner plays its own environments of a group, side by side in one pool."""
     env = vx.envs.mujoco("InvertedPendulum", num_envs=2, groups=2)
     settings = vx.TD3(batch_size=8, random_timesteps=20, replay_size=200, timesteps_per_iteration=50)
     networks = vx.networks.ActorAndCritic.mlp(1, (8,))
     pbt = vx.PBT(every=50, explore={"discount": vx.space.uniform(0.9, 0.99)}, fraction=0.5)
     algorithm = vx.learn(settings, networks, env, num_learners=2, pbt=pbt)
     state, first = algorithm.step(algorithm.init(0))
+    seen = state.acting.collected.replays[1].timestep.observation  # [S, C, B, ...]
+    assert (seen.shape[0], seen.shape[2]) == (2, 1)
+    assert (seen[0, 0] != seen[1, 0]).any()
     groups = algorithm.step.__self__.loop.groups
     state, second = algorithm.step(state)
     assert algorithm.step.__self__.loop.groups is groups  # no other pools, which would begin new episodes
@@ -132,13 +132,10 @@ def test_emulators_go_on_after_an_exchange():
     [
         ({"explore": {"learing_rate": vx.space.log(1e-4, 1e-1)}}, "learing_rate"),
         ({"num_learners": 1}, "two learners"),
-        ({"rates": (0.1, 0.2)}, "equal settings"),
         ({"explore": {"discount": vx.space.uniform(0.9, 1.5)}}, "discount"),
-        ({"explore": {"learning_rate": vx.space.integers(1, 3)}}, "integers"),
         ({"evaluate_every": 100}, "multiple"),
-        ({"every": 0}, "every"),
     ],
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        ppo(**options)
+        a3c(**options)

@@ -24,16 +24,19 @@ FAST = {
 NETWORK = MLP(2, (16,), layer_norm=True)
 
 
-def learned(env, module=NETWORK, rounds=150, **options):
-    """Parameters after training, the network as functions, and the metrics."""
-    settings = vx.PQN(**FAST | {"rounds_per_iteration": rounds} | options)
-    algorithm = vx.learn(settings, module, env)
-    state, metrics = algorithm.step(algorithm.init(jax.random.key(0)))
-    algorithm.close()
-    return state.learning.params, settings.bind(module, env).network, metrics
+@pytest.fixture
+def learned(trained):
+    """A function that returns parameters after training, the network as functions, and the metrics."""
+
+    def make(env, module=NETWORK, rounds=150, **options):
+        settings = vx.PQN(**FAST | {"rounds_per_iteration": rounds} | options)
+        _, state, metrics = trained(settings, module, env)
+        return state.learning.params, settings.bind(module, env).network, metrics
+
+    return make
 
 
-def test_values_of_actions_are_known():
+def test_values_of_actions_are_known(learned):
     params, functions, _ = learned(probes.matched_reward(num_envs=8))
     output, value, _ = functions.apply(params, jnp.float32([[-1.0], [1.0]]), ())
     np.testing.assert_allclose(output, [[1.0, -1.0], [-1.0, 1.0]], atol=0.1)
@@ -42,23 +45,17 @@ def test_values_of_actions_are_known():
 
 @pytest.mark.slow
 def test_the_defaults_learn_cartpole():
-    """Without normalised rewards the mean of five learners is 121 (experiments/results/settings)."""
-    env, network = vx.envs.cartpole(num_envs=32), MLP(2, (256, 256), nn.relu, layer_norm=True)
+    """Without normalised rewards the mean is 67."""
+    env, network = vx.envs.cartpole(num_envs=32), MLP(2, (64, 64), nn.relu, layer_norm=True)
     algorithm = vx.learn(vx.PQN(), network, env, num_learners=3, evaluate_every=100_000, num_evaluation_episodes=20)
     run = vx.train(algorithm, seed=0, max_timesteps=100_000, progress=False)
     assert run.metrics[-1]["evaluation_mean"] > 250
 
 
-class Torso(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.tanh(nn.Dense(16)(x))
-
-
 @pytest.mark.slow
-def test_a_recurrent_network_recalls(recall):
+def test_a_recurrent_network_recalls(recall, learned):
     epsilon = optax.linear_schedule(1.0, 0.0, 8_000)
-    *_, metrics = learned(recall, RecurrentQValues(2, Torso(), width=8), rounds=200, epsilon=epsilon)
+    *_, metrics = learned(recall, RecurrentQValues(2, MLP(16, ()), width=8), rounds=200, epsilon=epsilon)
     assert metrics["training_mean"] > 0.8
     assert metrics["epsilon"] == pytest.approx(np.mean([max(0, 1 - i * 8 * 16 / 8_000) for i in range(200)]), rel=1e-3)
 
@@ -67,7 +64,7 @@ def test_targets_are_q_lambda():
     """Gallici et al. 2024, equation 6, in NumPy: greedy values of next observations, mixed with next targets."""
     settings, env = vx.PQN(**FAST | {"num_epochs": 1, "trace_decay": 0.7}), probes.corridor(num_envs=3)
     learner, rng = settings.bind(NETWORK, env), np.random.default_rng(0)
-    collected, learning = learner.init(jax.random.key(0))
+    collected, learning = jax.jit(learner.init)(jax.random.key(0))
     (data,) = collected.collectors
     shape = data.ring.reward.shape
     names = ("reward", "value", "bootstrap")
@@ -91,7 +88,7 @@ def test_the_loss_is_half_the_mean_squared_error_of_the_actions():
     """Timesteps that are not valid count for nothing."""
     env, rng = probes.corridor(num_envs=4), np.random.default_rng(0)
     learner = vx.PQN(**FAST).bind(NETWORK, env)
-    collected, learning = learner.init(jax.random.key(0))
+    collected, learning = jax.jit(learner.init)(jax.random.key(0))
     ring = collected.collectors[0].ring
     segment = jax.tree.map(lambda x: x[0], ring)._replace(
         observation=rng.normal(size=(8, 4, 1)).astype(np.float32),
@@ -118,7 +115,7 @@ def test_without_epsilon_actions_are_greedy_and_random_ones_are_even():
             np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4_000, wanted, atol=0.03)
     settings = vx.PQN(**FAST | {"epsilon": optax.linear_schedule(1.0, 0.25, 80)})
     learner = settings.bind(NETWORK, env)
-    _, learning = learner.init(key)
+    _, learning = jax.jit(learner.init)(key)
     found = [float(learner.actions(learning._replace(round=jnp.int32(r))).epsilon) for r in range(4)]
     np.testing.assert_allclose(found, [1.0, 0.7, 0.4, 0.25], rtol=1e-6)
 
@@ -128,39 +125,19 @@ def test_values_are_finite_where_a_mask_allows_nothing(num_choices, size):
     spec = probes.corridor().spec._replace(num_actions=None if num_choices else size, num_choices=num_choices)
     spec = spec._replace(observation_shape={"observation": (1,), "action_mask": (size,)})
     spec = spec._replace(observation_dtype={"observation": np.float32, "action_mask": np.int8})
-    network = q_network(QValues(size, Torso()), spec)
+    network = q_network(QValues(size, MLP(4, ())), spec)
     x = {"observation": jnp.ones((2, 1)), "action_mask": jnp.zeros((2, size), jnp.int8).at[1].set(1)}
-    _, value, _ = network.apply(network.policy.init(jax.random.key(0)), x, ())
+    _, value, _ = network.apply(jax.jit(network.policy.init)(jax.random.key(0)), x, ())
     assert np.abs(value).max() < 10
 
 
 def test_several_components_add_up():
     spec = probes.corridor().spec._replace(num_actions=None, num_choices=(2, 3), action_shape=(2,))
-    network, x = q_network(QValues(5, Torso()), spec), jnp.ones((1, 1))
-    params = network.policy.init(jax.random.key(0))
+    network, x = q_network(QValues(5, MLP(4, ())), spec), jnp.ones((1, 1))
+    params = jax.jit(network.policy.init)(jax.random.key(0))
     output, value, _ = network.apply(params, x, ())
     assert value[0] == pytest.approx(float(output[0, :2].max() + output[0, 2:].max()))
     actions = EpsilonGreedy(MultiCategorical((2, 3)), 0.3)
     drawn = jax.vmap(actions.sample, (0, None))(jax.random.split(jax.random.key(1), 4_000), output)[:, 0]
     best = (drawn == actions.actions.mode(output)).all(axis=1)
     assert float(best.mean()) == pytest.approx(0.7 + 0.3 / 6, abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"epsilon": 1.5}, "epsilon"),
-        ({"trace_decay": -0.1}, "trace_decay"),
-        ({"num_minibatches": 3}, "does not divide"),
-    ],
-)
-def test_bad_settings_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        vx.PQN(**FAST | options).bind(NETWORK, probes.corridor(num_envs=4))
-
-
-def test_networks_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="continuous actions"):
-        vx.PQN().bind(NETWORK, probes.target(num_envs=32))
-    with pytest.raises(ValueError, match="values of all actions"):
-        vx.PQN().bind(vx.networks.CategoricalMLP(2), probes.corridor(num_envs=32))

@@ -10,9 +10,8 @@ import optax
 import volvox as vx
 from volvox.data import metrics, segments
 from volvox.learners import OnPolicy, Schedule, Turn
-from volvox.learners.learner import apply_gradient, with_metrics
+from volvox.learners.learner import with_metrics
 from volvox.learners.on_policy import OnPolicyData
-from volvox.sparsity.optimizers import make_optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,6 @@ class Reinforce:
     Attributes:
       segment_length: Timesteps of a segment, after which the parameters are updated.
       learning_rate: Learning rate.
-      optimizer: A function of the learning rate.
       discount: Discount of a timestep.
       value_coefficient: Weight of half the squared error of the baseline.
       reward_bound: Rewards are clipped to ± this number. None: they are not clipped.
@@ -34,7 +32,6 @@ class Reinforce:
 
     segment_length: int = 16
     learning_rate: float = 1e-2
-    optimizer: Any = optax.adam
     discount: float = 0.99
     value_coefficient: float = 0.5
     reward_bound: float | None = None
@@ -67,7 +64,7 @@ class ReinforceLearner(OnPolicy):
 
     def __init__(self, settings: Reinforce, network: Any, env: vx.Env):
         super().__init__(settings, network, env)
-        self.optimizer = make_optimizer(settings.optimizer, settings.learning_rate)
+        self.optimizer = optax.adam(settings.learning_rate)
 
     def init(self, key: jax.Array) -> tuple[OnPolicyData, Learning]:
         collected, params = self.init_collected(), self.network.policy.init(key)
@@ -105,7 +102,5 @@ class ReinforceLearner(OnPolicy):
             gathered = metrics.add(gathered, new)
         gradient, count = self.env.axis.sum((gradient, count))
         gradient = jax.tree.map(lambda g: g / jnp.maximum(count, 1.0), gradient)
-        further = {"step": learning.update + 1, "mean_return": turn.mean_return}
-        params, optimizer = apply_gradient(self.optimizer, gradient, learning.optimizer, learning.params, **further)
-        changed = {"params": params, "optimizer": optimizer, "update": learning.update + 1, "metrics": gathered}
-        return learning._replace(**changed)
+        changes, optimizer = self.optimizer.update(gradient, learning.optimizer)
+        return Learning(optax.apply_updates(learning.params, changes), optimizer, learning.update + 1, gathered)

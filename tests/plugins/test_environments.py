@@ -6,24 +6,23 @@ import catch
 import jax
 import numpy as np
 import pytest
-import thermostat
 
 import volvox as vx
 
 OPTIONS: dict[str, Any] = {"progress": False, "loggers": ()}
-CUSTOM = [catch.reset, catch.step, catch.observe, thermostat.Thermostat]
+CUSTOM = [catch.reset, catch.step, catch.observe]
 
 
 def catching():
     return catch.catch(num_envs=8, groups=2)
 
 
-def heating():
-    return vx.envs.gymnasium(thermostat.Thermostat, num_envs=8, groups=2, max_episode_steps=12, degrees=1.0)
+def from_gymnasium():
+    return vx.envs.gymnasium("CartPole-v1", num_envs=8, groups=2, max_episode_steps=12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_env", [catching, heating])
+@pytest.mark.parametrize("make_env", [catching, from_gymnasium])
 def test_an_environment_trains_resumes_and_is_loaded(make_env, tmp_path):
     def make():
         env = make_env()
@@ -36,11 +35,7 @@ def test_an_environment_trains_resumes_and_is_loaded(make_env, tmp_path):
     assert len(resumed.metrics) == 3
     if make_env is catching:  # learners begin new episodes in environments of Gymnasium, whose state cannot be saved
         jax.tree.map(np.testing.assert_array_equal, resumed.variables(), straight.variables())
-    spec = make_env().spec
-    action = resumed.actor()(jax.tree.map(lambda x: np.ones((3, *x.shape), x.dtype), spec.observation))
-    assert action.shape == (3, *spec.action.shape)
 
 
-@pytest.mark.parametrize("make_env", [catching, heating])
-def test_an_environment_passes_the_check(make_env):
-    vx.testing.check_env(make_env(), max_episode_steps=None if make_env is catching else 7)
+def test_an_environment_passes_the_check():
+    vx.testing.check_env(catching())

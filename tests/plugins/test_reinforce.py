@@ -1,15 +1,35 @@
-"""A learner from outside of the package, on the base of on-policy learners."""
+"""A learner from outside of the package learns from observations of several arrays, by actions of several parts."""
 
-import probes
+import jax
+import jax.numpy as jnp
 import reinforce
 
 import volvox as vx
 
 
-def test_reinforce_learns_what_to_do():
-    """Random answers earn 0 on average, the right ones 1."""
-    env, network = probes.matched_reward(num_envs=16, groups=2), vx.networks.CategoricalMLP(2, (16,))
-    algorithm = vx.learn(reinforce.Reinforce(updates_per_iteration=150), network, env)
+def observe(signs):
+    """A dict with a tuple of arrays of two dtypes."""
+    return {"first": signs[0], "others": (signs[1:], jnp.uint8(signs[0] > 0))}
+
+
+def both_match(signs, action):
+    """Action 1 of 2 where the first sign is positive, else 0; action 2 of 3 where the second is, else 1."""
+    return jnp.mean((action == jnp.array([0, 1]) + (signs > 0)).astype(jnp.float32))
+
+
+def test_reinforce_learns_a_choice_in_each_component():
+    """Random choices earn 5/12 on average, and the right ones 1."""
+    env = vx.envs.from_functions(
+        lambda key: jax.random.rademacher(key, (2,), jnp.float32),
+        lambda signs, action, key: (signs, both_match(signs, action), True),
+        observe,
+        name="signs",
+        num_envs=16,
+        groups=2,
+        max_episode_steps=2,
+        num_choices=(2, 3),
+    )
+    algorithm = vx.learn(reinforce.Reinforce(updates_per_iteration=150), vx.networks.CategoricalMLP(5, (16,)), env)
     state, row = algorithm.step(algorithm.init(0))
     algorithm.close()
     assert row["training_mean"] > 0.9

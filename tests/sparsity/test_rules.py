@@ -22,19 +22,14 @@ def first_mask(rule, kernel):
     return rule.init(KEY, {"a": Kernel(kernel, block=1)})["a"]
 
 
-def test_the_smallest_weights_are_pruned():
-    kernel = weights()
-    rule = Magnitude(schedule=Cubic(final_sparsity=0.5, begin=0, end=1))
-    mask = rule.update(KEY, jnp.ones((24, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.5))
-    np.testing.assert_array_equal(mask, np.abs(kernel) > np.sort(np.abs(kernel).ravel())[95])
-
-
-def test_the_smallest_groups_are_pruned():
-    kernel = weights(4)
-    rule = Magnitude(schedule=Cubic(final_sparsity=0.25, begin=0, end=1), group=4)
-    mask = rule.update(KEY, jnp.ones((6, 1, 8), bool), kernel, kernel, STEP, jnp.float32(0.25))
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_smallest_groups_are_pruned(group):
+    kernel = weights(group)
+    rule = Magnitude(schedule=Cubic(final_sparsity=0.25, begin=0, end=1), group=group)
+    everything = jnp.ones((24 // group, 1, 8), bool)
+    mask = rule.update(KEY, everything, kernel, kernel, STEP, jnp.float32(0.25))
     sizes = np.sqrt((np.asarray(kernel) ** 2).mean(1))
-    np.testing.assert_array_equal(mask[:, 0], sizes > np.sort(sizes.ravel())[11])
+    np.testing.assert_array_equal(mask[:, 0], sizes > np.sort(sizes.ravel())[48 // group - 1])
 
 
 def test_pruned_weights_with_the_largest_gradients_are_restored_first():
@@ -118,24 +113,6 @@ def test_densities_of_erdos_renyi():
     found = erdos_renyi(sides, 0.2, {"a": 1.0, "b": 0.125, "c": 0.5})
     assert (found["b"], found["c"]) == (0.125, 0.5)
     assert found["a"] == pytest.approx((0.2 * 20_008 - 1_250 - 4) / 10_000)  # what the others may not have
-
-
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: Dynamic(sparsity=-0.1), ValueError),
-        (lambda: Dynamic(sparsity=0.5, grow="best"), ValueError),
-        (lambda: KeepNOfM(n=5, m=4), ValueError),
-        (lambda: Magnitude(schedule=0.5), TypeError),
-        (lambda: Cubic(final_sparsity=1.0, begin=0, end=1), ValueError),
-        (lambda: Cubic(final_sparsity=0.5, begin=5, end=5), ValueError),
-        (lambda: RewardAware(final_sparsity=0.5, initial_sparsity=0.6), ValueError),
-        (lambda: RewardAware(final_sparsity=0.5).advance((), jnp.int32(1), None), ValueError),
-    ],
-)
-def test_bad_settings_are_refused(make, error):
-    with pytest.raises(error):
-        make()
 
 
 def test_the_cubic_schedule():
