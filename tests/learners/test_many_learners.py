@@ -30,10 +30,23 @@ CASES = {
         CategoricalMLP(2, (8,)),
         CARTPOLE,
     ),
+    "pqn": (
+        [
+            vx.PQN(segment_length=8, num_minibatches=4, rounds_per_iteration=4, learning_rate=rate)
+            for rate in (1e-3, 1e-2)
+        ],
+        MLP(2, (8,), layer_norm=True),
+        CARTPOLE,
+    ),
     "a3c, recurrent": (
         [vx.A3C(segment_length=5, updates_per_iteration=8, discount=discount) for discount in (0.9, 0.99)],
         RecurrentActorCritic(2, MLP(8, hidden=()), width=8),
         CARTPOLE,
+    ),
+    "sac": (
+        [vx.SAC(**TD3, discount=discount) for discount in (0.9, 0.99)],
+        ActorAndCritic.mlp(2, (8,), gaussian=True),
+        TARGET,
     ),
     "td3": ([vx.TD3(**TD3, exploration_noise=noise) for noise in (0.1, 0.3)], NETWORKS, TARGET),
 }
