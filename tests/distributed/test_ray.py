@@ -73,7 +73,6 @@ class Explicit:
 GA = vx.GA(population_size=24, num_parents=3, mutation_std=0.3)
 CASES = {
     "ga": (GA, TABLE),
-    "low-rank ga": (GA, vx.population.LowRank(source=TABLE)),
     "es": (vx.ES(population_size=24, noise_std=0.3), TABLE),
     "explicit": (Explicit(), TABLE),
 }
@@ -96,7 +95,7 @@ def evolved(case, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "num_actors"), [("ga", 2), ("es", "nodes"), ("low-rank ga", 2), ("explicit", 2)])
+@pytest.mark.parametrize(("case", "num_actors"), [("ga", 2), ("es", "nodes"), ("explicit", 2)])
 def test_actors_give_the_results_of_one_process(cluster, case, num_actors):
     found, row = evolved(case, vx.distributed.ray(num_actors=num_actors))
     assert_equal(found, evolved(case, None)[0])

@@ -163,11 +163,8 @@ def test_weighted_noise_is_the_sum_written_out():
     "changes",
     [
         {"population_size": 7},
-        {"noise_std": "linear:1,2"},
-        {"learning_rate": None},
         {"learning_rate": 0.01, "optimizer": optax.sgd(0.1)},
         {"num_bases": 2},
-        {"l2_coefficient": -0.1},
         {"fitness_shaping": "centred_ranks"},
     ],
 )

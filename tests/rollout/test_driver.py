@@ -136,14 +136,6 @@ def test_the_loop_in_python_works_only_in_turns_that_are_due():
     np.testing.assert_array_equal(last.memory, [4, 4])
 
 
-def test_rounds_of_several_beats():
-    loop = opened(beats_per_round=5)
-    chunks = list(loop.run(*begin(), rounds_left=lambda carry: 10 - int(carry[0]) // 5))
-    assert sum(rounds for _, rounds in chunks) == 10
-    assert int(chunks[-1][0].carry[0]) == 50
-    loop.close()
-
-
 def test_the_continuation_is_reset_when_the_loop_moves():
     loop = opened()
     run = loop.run(*begin(), rounds_left=rounds_until(8))

@@ -8,7 +8,7 @@ import pytest
 
 from volvox import networks, population
 from volvox.envs import atari
-from volvox.rollout.behaviors import Nothing
+from volvox.rollout.behaviors import Last, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Population
 
@@ -32,11 +32,11 @@ def population_of(code, n, episodes=1, priority=None, num_bases=3):
 class Played:
     """An evaluator, whose environments are driven from Python if `host`."""
 
-    def __init__(self, env, *, capacity=64, host=False, hidden=(4,), net=None, **options):
+    def __init__(self, env, *, capacity=64, host=False, hidden=(4,), net=None, behavior=Nothing()):
         size = env.spec.num_actions or env.spec.action_shape[0]
         net = net or networks.genotype(networks.MLP(size, hidden=hidden), env.spec)
         recipe = env._replace(make=lambda seed, **given: env.make(seed, **{**given, "host": True})) if host else env
-        self.evaluator = PopulationEvaluator(net, NOISE, recipe, Nothing(), capacity, **options)
+        self.evaluator = PopulationEvaluator(net, NOISE, recipe, behavior, capacity)
         self.code, self.close, self.cutoff = self.evaluator.encoding, self.evaluator.close, env.spec.max_episode_steps
 
     def evaluate(self, members, num_episodes, *, seed=0, **options):
@@ -60,13 +60,14 @@ def two_slots():
 
 @pytest.mark.parametrize("host", [False, True], ids=["traced", "driven"])
 def test_every_episode_is_played_once_and_scored(host):
-    """A countdown's return is its length; members play unequal numbers of episodes."""
+    """A countdown's return is its length, and so is its last `elapsed_steps`; members play unequal numbers."""
     env = probes.countdown(low=1, high=9, num_envs=6, groups=2)
-    played = Played(env, host=host)
+    played = Played(env, host=host, behavior=Last("elapsed_steps", 1))
     episodes = jnp.array([3, 1, 0, 2] * 5)
     result, statistics = played.evaluate(population_of(played.code, 20, episodes), 3)
     np.testing.assert_array_equal(result.valid, np.arange(3)[None] < np.asarray(episodes)[:, None])
     np.testing.assert_array_equal(result.returns, result.lengths.astype(jnp.float32))
+    np.testing.assert_array_equal(result.behaviors[:, :, 0], result.lengths)
     lengths = np.asarray(result.lengths)[np.asarray(result.valid)]
     assert lengths.min() >= 1
     assert lengths.max() <= 9

@@ -6,7 +6,6 @@ import sys
 
 import flax.linen as nn
 import numpy as np
-import optax
 import pytest
 
 import volvox as vx
@@ -35,15 +34,6 @@ def test_a_run_is_rebuilt_from_its_directory(make, tmp_path):
     assert loaded.interrupted is None
     assert_equal_trees(loaded.variables(), run.variables())
     assert loaded.evaluate(3).returns.shape == (3,)
-
-
-@pytest.mark.slow
-def test_a_run_whose_learning_rate_is_a_schedule_is_loaded_and_resumed(tmp_path):
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10)
-    straight = train(learning(learning_rate=schedule), tmp_path / "straight", steps=2)
-    train(learning(learning_rate=schedule), tmp_path / "resumed")
-    resumed = vx.load(tmp_path / "resumed").resume(steps=2, progress=False, loggers=())
-    assert_equal_trees(resumed.variables(), straight.variables())
 
 
 def test_another_process_loads_it(evolved):
@@ -97,18 +87,10 @@ def test_an_algorithm_of_the_user_is_passed_as_an_object(tmp_path):
         vx.load(tmp_path, algorithm=random_walk(size=4))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        "{",
-        "[]",
-        "{}",
-        '{"algorithm": {}, "key": {}}',
-        '{"algorithm": {"type": "volvox.train", "run_dir": "canary"}, "key": {}}',
-        '{"algorithm": {"algorithm": "evolve"}, "key": {}}',
-    ],
-)
+CALLS_TRAIN = '{"algorithm": {"type": "volvox.train", "run_dir": "canary"}, "key": {}}'
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '{"algorithm": {}, "key": {}}', CALLS_TRAIN])
 def test_files_that_describe_no_run_are_one_error(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if content is not None:
@@ -123,9 +105,3 @@ def test_an_older_file_without_a_new_setting_is_loaded(evolved, tmp_path):
     del config["algorithm"]["strategy"]["num_episodes"], config["algorithm"]["behavior"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert vx.load(tmp_path).algorithm.config["strategy"] == evolved.algorithm.config["strategy"]
-
-
-def test_an_exported_policy_is_loaded(evolved, tmp_path):
-    act = vx.load(evolved.export(tmp_path / "policy.stablehlo"))
-    observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
-    np.testing.assert_array_equal(act(observations), evolved.actor()(observations))

@@ -23,12 +23,6 @@ def test_reports_are_written_into_the_run_directory(evolved):
     assert "generations=2" in repr(evolved)
 
 
-def test_the_actor_takes_the_likeliest_action(evolved):
-    observation = np.zeros(4, np.float32)
-    output, _ = evolved.algorithm.policy.apply(evolved.variables(), observation[None], ())
-    assert evolved.actor()(observation) == evolved.algorithm.policy.mode(output)[0]
-
-
 def test_the_best_and_the_last_policy():
     run = train(random_walk(last_variables=lambda state: -state["x"]))
     for which, expected in (("best", run.state["x"]), ("last", -run.state["x"])):
