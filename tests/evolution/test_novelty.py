@@ -54,22 +54,6 @@ def first_pairs(strategy, base_behaviors):
     return state, asked
 
 
-@pytest.mark.slow
-def test_the_archive_begins_with_every_vector_and_gains_the_moved_one(compiled):
-    strategy = compiled(novelty_es("ns_es", num_bases=3))
-    state, asked = first_pairs(strategy, [1.0, 2.0, 3.0])
-    np.testing.assert_array_equal(state.novelty.archive.behaviors[:3, 0], [1, 2, 3])
-    state, _ = strategy.tell(KEY, state, asked, played(np.zeros(8), np.arange(8)), CODE)
-    moved = int(state.updated)
-    assert moved == asked.parent[0]
-    plays = np.arange(3) == moved
-    np.testing.assert_array_equal(strategy.candidates(state, None, None, CODE).episodes, plays)
-    state, _ = validated(strategy, state, np.zeros(3), np.where(plays, 9.0, -5.0), np.append(plays, True))
-    assert state.novelty.archive.added == 4
-    assert state.novelty.archive.behaviors[3, 0] == 9.0
-    assert state.novelty.behaviors[moved, 0] == 9.0
-
-
 def test_novel_members_are_moved_more_often(compiled):
     strategy = compiled(novelty_es("ns_es", num_bases=3, num_neighbors=3))
     state, _ = first_pairs(strategy, [0.0, 1.0, 10.0])

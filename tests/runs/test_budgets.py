@@ -10,7 +10,7 @@ import pytest
 import volvox as vx
 from volvox.runs import checkpoint
 
-from .conftest import assert_equal_trees
+from .conftest import assert_equal_trees, train
 
 CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
 TARGET = probes.target(num_envs=4, groups=2)
@@ -27,12 +27,6 @@ LONG = {
 def learn(name, env=None, **options):
     settings, network, default_env = LONG[name]
     return vx.learn(settings, network, env or default_env, **options)
-
-
-def train(algorithm, run_dir=None, **options):
-    run = vx.train(algorithm, run_dir=run_dir, **{"progress": False, "loggers": (), **options})
-    algorithm.close()
-    return run
 
 
 def without_times(rows):

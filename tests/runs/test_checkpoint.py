@@ -99,18 +99,12 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_previous_one_use
     np.testing.assert_array_equal(tree["x"], np.full(3, 1))
 
 
-def test_a_foreign_checkpoint_is_skipped(tmp_path):
+@pytest.mark.parametrize(("settings", "rows", "reason"), [("another run", 100, "another run"), ("mine", 1, "rows")])
+def test_a_checkpoint_of_another_run_or_without_its_rows_is_skipped(settings, rows, reason, tmp_path):
     save(tmp_path, 1)
-    save(tmp_path, 2, settings="another run")
-    with pytest.warns(UserWarning, match="another run"):
-        assert restore(tmp_path)[0] == 1
-
-
-def test_a_checkpoint_whose_rows_are_missing_is_skipped(tmp_path):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    with pytest.warns(UserWarning, match="rows"):
-        assert restore(tmp_path, rows=1)[0] == 1
+    save(tmp_path, 2, settings=settings)
+    with pytest.warns(UserWarning, match=reason):
+        assert restore(tmp_path, rows=rows)[0] == 1
 
 
 def test_an_error_names_all_if_none_can_be_used(tmp_path):

@@ -26,11 +26,12 @@ def test_a_run_and_its_exported_policy_are_played(evolved, capsys, tmp_path):
     assert "CartPole" in call(capsys, "info", file)[1]
 
 
-def test_plot_report_and_info(evolved, capsys, tmp_path):
-    for command, name in (("plot", "curve.png"), ("report", "report.html")):
-        code, out = call(capsys, command, evolved.run_dir, "--out", tmp_path / name)
-        assert (code, out.strip()) == (0, str(tmp_path / name))
-        assert (tmp_path / name).stat().st_size > 1000
+def test_plot_report_and_info(evolved, capsys):
+    for command, name in (("plot", "learning_curve.png"), ("report", "report.html")):
+        (evolved.run_dir / name).unlink(missing_ok=True)
+        code, out = call(capsys, command, evolved.run_dir)
+        assert (code, out.strip()) == (0, str(evolved.run_dir / name))
+        assert (evolved.run_dir / name).stat().st_size > 1000
     code, out = call(capsys, "info", evolved.run_dir)
     assert code == 0
     assert "steps: 2" in out

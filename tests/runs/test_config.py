@@ -81,12 +81,6 @@ def test_schedules_of_optax_are_described_by_name_and_arguments(schedule):
         assert read(count) == schedule(count)
 
 
-def test_initialisers_are_described_by_name_and_arguments():
-    read = through_json(nn.initializers.orthogonal(0.5))
-    key = jax.random.key(1)
-    np.testing.assert_array_equal(read(key, (3, 4)), nn.initializers.orthogonal(0.5)(key, (3, 4)))
-
-
 class Pair(nn.Module):
     first: nn.Module
     second: nn.Module

@@ -71,7 +71,7 @@ def test_a_function_may_draw_the_settings(tmp_path):
 
 
 def test_bad_trials_are_pruned(tmp_path):
-    sweep = vx.sweep(quadratic, SPACE, num_trials=12, run_dir=tmp_path, **OPTIONS)
+    sweep = vx.sweep(quadratic, SPACE, num_trials=6, run_dir=tmp_path, **OPTIONS)
     pruned = [trial for trial in sweep.trials if trial["state"] == "pruned"]
     assert pruned
     assert all(len(read_metrics(trial["run"] / "metrics.jsonl")) < 3 for trial in pruned)
@@ -86,7 +86,7 @@ def test_a_trial_that_diverges_fails_and_the_sweep_goes_on(tmp_path):
 
         return quadratic(settings, hook)
 
-    sweep = vx.sweep(make, SPACE, num_trials=8, run_dir=tmp_path, pruner=None, **OPTIONS)
+    sweep = vx.sweep(make, SPACE, num_trials=6, run_dir=tmp_path, pruner=None, **OPTIONS)
     for trial in sweep.trials:
         assert trial["state"] == ("fail" if trial["settings"]["n"] == 1 else "complete")
         marker = tmp_path / "trials" / f"{trial['trial']:04d}" / "diverged"

@@ -12,18 +12,14 @@ from safetensors.numpy import save_file
 import volvox as vx
 from volvox import cli
 
-from .conftest import evolution, learning
+from .conftest import learning
 
 AGENTS = vx.zoo.list()
 
 
-def train(algorithm):
-    return vx.train(algorithm, steps=1, progress=False)
-
-
 @pytest.fixture(scope="module")
 def learned():
-    return train(learning())
+    return vx.train(learning(), steps=1, progress=False)
 
 
 def same(a, b):
@@ -46,11 +42,10 @@ def test_a_loaded_agent_is_not_published_again(learned, tmp_path):
         loaded.publish(tmp_path / "copy")
 
 
-def test_a_lineage_is_published_instead_of_weights(tmp_path):
-    run = vx.train(evolution(), steps=2, progress=False, run_dir=tmp_path / "run")
-    path = run.publish(tmp_path / "mine", num_episodes=2)
+def test_a_lineage_is_published_instead_of_weights(evolved, tmp_path):
+    path = evolved.publish(tmp_path / "mine", num_episodes=2)
     assert path.stat().st_size < 3_000
-    same(vx.zoo.load(path).variables(), run.variables())
+    same(vx.zoo.load(path).variables(), evolved.variables())
 
 
 def test_weights_of_another_network_are_refused(learned, tmp_path):
