@@ -30,15 +30,7 @@ def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algor
         actor, critic = vx.networks.MLP(2, (8,), activation=nn.relu), vx.networks.QNetwork((8,))
         return vx.learn(settings, vx.networks.ActorAndCritic(actor, critic), env, **options)
     env = probe.corridor(num_envs=num_envs, groups=groups)
-    return vx.learn(settings, vx.networks.ActorCritic(2, Torso()), env, **options)
-
-
-class Torso(nn.Module):
-    """A dense layer with tanh."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.tanh(nn.Dense(8)(x.reshape(x.shape[0], -1).astype(np.float32)))
+    return vx.learn(settings, vx.networks.ActorCritic(2, vx.networks.MLP(8, (8,))), env, **options)
 
 
 def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -> tuple[Any, dict[str, float]]:

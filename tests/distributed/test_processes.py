@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import process
 
 HERE = Path(__file__).parent
-PROGRAM = "import json, sys, process; process.main(json.loads(sys.argv[1]))"  # classes are of `process`, as below
+PROGRAM = "import json, sys, process; process.main(json.loads(sys.argv[1]))"
 SOURCES = Path(vx.__file__).parent.parent, HERE.parent, HERE  # volvox, probes, process
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
 PATIENCE = 600.0  # seconds, for loaded machines
@@ -165,8 +165,6 @@ def test_a_sum_over_devices():
     total = jax.vmap(axis.sum, axis_name="axis")(tree)
     for name, x in tree.items():
         np.testing.assert_array_equal(total[name][1], x.sum(axis=0))
-    text = str(jax.make_jaxpr(jax.vmap(axis.sum, axis_name="axis"))(tree))
-    assert text.count("reduce_sum") + text.count("psum") == 2  # one exchange for each dtype
     assert vx.types.Axis().sum(tree) is tree
 
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import probes
 import pytest
 
@@ -146,15 +145,7 @@ def test_weighted_noise_is_the_sum_written_out():
     np.testing.assert_allclose(flat(got), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"population_size": 7},
-        {"learning_rate": 0.01, "optimizer": optax.sgd(0.1)},
-        {"num_bases": 2},
-        {"fitness_shaping": "centred_ranks"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"population_size": 7}, {"num_bases": 2}, {"fitness_shaping": "centred_ranks"}])
 def test_bad_settings_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         es(**changes)

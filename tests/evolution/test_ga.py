@@ -157,16 +157,6 @@ def test_fitness_is_the_mean_over_episodes(generations):
     assert workers.asked[1].seed[0] == workers.asked[0].seed[0]
 
 
-def test_random_search_has_no_parents(generations):
-    (old, state), rows, workers = generations(
-        FIRST, [2.0, 1.0], FIRST, [5.0, 1.0], num_parents=0, mutation_std=vx.GA().mutation_std
-    )
-    assert workers.asked[2].initial.all()
-    assert not workers.asked[3].initial[0]
-    assert not rows[1]["elite_is_new"]
-    jax.tree.map(np.testing.assert_array_equal, row(state.bases, 0), row(old.bases, 0))
-
-
 def test_the_elite_plays_test_episodes(generations):
     returns = [[1.0, 2.0, 3.0, 6.0]]
     (state,), (metrics,), workers = generations(FIRST, [1.0, 2.0], returns, validation={"num_test_episodes": 4})

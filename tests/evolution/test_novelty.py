@@ -32,17 +32,17 @@ def small_ga(objective):
     return GA(population_size=8, num_parents=2, objective=objective)
 
 
-def played(returns, behaviors, valid=None):
+def played(returns, behaviors):
     returns = jnp.asarray(returns, jnp.float32)[:, None]
-    valid = jnp.ones(returns.shape, bool) if valid is None else jnp.asarray(valid)[:, None]
-    return Evaluation(returns, returns.astype(int), valid, jnp.asarray(behaviors, jnp.float32)[:, None, None])
+    behaviors = jnp.asarray(behaviors, jnp.float32)[:, None, None]
+    return Evaluation(returns, returns.astype(int), jnp.ones(returns.shape, bool), behaviors)
 
 
-def validated(strategy, state, returns, behaviors, plays=None):
+def validated(strategy, state, returns, behaviors):
     """The state after validation of the bases; the elite beside them is the last row."""
     returns, behaviors = [*returns, 0.0], [*behaviors, -5.0]  # the elite does not count
     candidates = strategy.candidates(state, None, None, CODE)
-    return strategy.adopt(state, candidates, played(returns, behaviors, plays), jnp.int32(0), CODE)
+    return strategy.adopt(state, candidates, played(returns, behaviors), jnp.int32(0), CODE)
 
 
 def first_pairs(strategy, base_behaviors):

@@ -1,5 +1,7 @@
 """The loop in chunks, which adapt and end; interrupts between them; groups that are made, restarted and closed."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +15,11 @@ B = 2
 ENV = probes.countdown(low=2, high=5, num_envs=2 * B, groups=2)
 
 
-def make_groups(seed):
-    return ENV.make(seed, num_envs=2 * B, num_groups=2)
+def make_groups(seed, host=False):
+    return ENV.make(seed, num_envs=2 * B, num_groups=2, host=host)
 
 
-def make_host_groups(seed):
-    return ENV.make(seed, num_envs=2 * B, num_groups=2, host=True)
+make_host_groups = partial(make_groups, host=True)
 
 
 def act(carry, memory, constants, g, timestep):

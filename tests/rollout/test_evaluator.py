@@ -249,8 +249,7 @@ def test_episodes_of_a_member_differ():
     result = laid_out("drawn timesteps", 4, 1)
     first = result.returns[np.asarray(result.valid).sum(1) == E]
     assert (np.abs(np.diff(first, axis=1)) > 0).all()
-    unseeded = [laid_out("drawn timesteps", 4, 1, seed=seed).returns for seed in (0, 1)]
-    assert (unseeded[0] != unseeded[1]).any()
+    assert (laid_out("drawn timesteps", 4, 1, seed=0).returns != result.returns).any()
 
 
 def generations(num_envs, groups):

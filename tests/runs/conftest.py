@@ -69,6 +69,10 @@ def evolved(tmp_path_factory):
     return train(evolution(), tmp_path_factory.mktemp("runs") / "evolved", steps=2)
 
 
+def without_times(rows):
+    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
+
+
 def assert_equal_trees(ours, theirs):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         if hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):

@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-import volvox as vx
 from volvox.cli import main
 
-from .conftest import random_walk
+from .conftest import random_walk, train
 
 
 def call(capsys, *words):
@@ -40,9 +39,8 @@ def test_plot_report_and_info(evolved, capsys):
 
 def test_compare(capsys, tmp_path):
     for seed in range(2):
-        options = {"steps": 2, "progress": False, "loggers": ()}
         for method in ("a", "b"):
-            vx.train(random_walk(), seed=seed, run_dir=tmp_path / method / f"seed-{seed}", **options)
+            train(random_walk(), tmp_path / method / f"seed-{seed}", seed=seed, steps=2)
     words = ("compare", f"x={tmp_path / 'a'}", f"y={tmp_path / 'b'}", "--metric", "training_best")
     code, out = call(capsys, *words, "--out", tmp_path / "comparison.png")
     assert code == 0

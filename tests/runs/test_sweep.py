@@ -60,16 +60,6 @@ def test_the_best_trial_is_first_and_every_trial_is_a_run(tmp_path):
     assert len(vx.compare({str(t["trial"]): t["run"] for t in sweep.trials}, metric="score").rows) == 4
 
 
-def test_a_function_may_draw_the_settings(tmp_path):
-    def draw(trial):
-        n = trial.suggest_int("n", 1, 3)
-        return {"n": n, "x": 0.5 if n == 2 else trial.suggest_float("x", -1, 1), "shape": (4, 4)}
-
-    sweep = vx.sweep(quadratic, draw, num_trials=5, run_dir=tmp_path, pruner=None, **OPTIONS)
-    assert sweep.trials[0]["score"] == 0.0
-    assert sweep.trials[0]["settings"] == {"n": 2, "x": 0.5, "shape": (4, 4)}
-
-
 def test_bad_trials_are_pruned(tmp_path):
     sweep = vx.sweep(quadratic, SPACE, num_trials=6, run_dir=tmp_path, **OPTIONS)
     pruned = [trial for trial in sweep.trials if trial["state"] == "pruned"]
@@ -144,18 +134,21 @@ def test_trials_of_one_program_go_on_without_one_that_diverges(tmp_path):
     assert len({trial["run"].name for trial in sweep.trials if trial["state"] == "complete"}) == 1
 
 
-def test_an_interrupted_sweep_goes_on(tmp_path):
+def interrupted_in_the_fifth_step():
+    """Returns `make`, and the steps of all trials so far."""
     steps = []
 
-    def make(settings):
-        def hook(step):
-            steps.append(step)
-            if len(steps) == 5:  # the second step of the second trial
-                signal.raise_signal(signal.SIGINT)
-                raise Interrupted
+    def hook(step):
+        steps.append(step)
+        if len(steps) == 5:  # the second step of the second training
+            signal.raise_signal(signal.SIGINT)
+            raise Interrupted
 
-        return quadratic(settings, hook)
+    return lambda settings: quadratic(settings, hook), steps
 
+
+def test_an_interrupted_sweep_goes_on(tmp_path):
+    make, steps = interrupted_in_the_fifth_step()
     options = OPTIONS | {"num_trials": 4, "run_dir": tmp_path, "pruner": None}
     sweep = vx.sweep(make, SPACE, **options)
     assert sweep.exit_code == 130
@@ -199,21 +192,11 @@ def test_a_kill_between_two_records_loses_no_trial(killed, tmp_path, monkeypatch
 
 
 def test_settings_that_are_trained_again_have_scores_of_whole_runs(tmp_path, monkeypatch):
-    interrupts = []
-
-    def make(settings):
-        def hook(step):
-            if interrupts and step == 2:
-                signal.raise_signal(interrupts.pop())
-                raise Interrupted
-
-        return quadratic(settings, hook)
-
+    make, _ = interrupted_in_the_fifth_step()
     sweep = vx.sweep(make, SPACE, num_trials=1, run_dir=tmp_path, pruner=None, **OPTIONS)
     (trial,) = sweep.trials
     loaded = lambda run, custom: vx.load(run, algorithm=make(trial["settings"]))  # noqa: E731
     monkeypatch.setattr("volvox.runs.sweep.load", loaded)
-    interrupts.append(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         sweep.again(1)
     (again,) = sweep.again(1)
@@ -238,7 +221,6 @@ TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_
         ({"make": lambda s: ppo({"learing_rate": 0.1})}, TypeError, "learing_rate"),
         ({"make": ppo, "space": RATES, "metric": "evaluation_mean"}, ValueError, "evaluate_every"),
         ({"metric": "skore"}, ValueError, "skore"),
-        ({"space": {"x": (0, 1)}}, TypeError, "vx.space"),
         ({"storage": "sqlite:////nowhere/study.db"}, ValueError, "storage"),
         ({"num_learners": 2}, ValueError, "vx.learn"),
         ({"timesteps": 5}, TypeError, "max_timesteps"),
