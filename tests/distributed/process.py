@@ -5,13 +5,13 @@ It learns a few iterations, and writes the parameters of the policy and the last
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import probes as probe
 from flax import linen as nn
+from flax.serialization import to_state_dict
 
 import volvox as vx
 
@@ -30,15 +30,7 @@ def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algor
         actor, critic = vx.networks.MLP(2, (8,), activation=nn.relu), vx.networks.QNetwork((8,))
         return vx.learn(settings, vx.networks.ActorAndCritic(actor, critic), env, **options)
     env = probe.corridor(num_envs=num_envs, groups=groups)
-    return vx.learn(settings, vx.networks.ActorCritic(2, Torso()), env, **options)
-
-
-class Torso(nn.Module):
-    """A dense layer with tanh."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.tanh(nn.Dense(8)(x.reshape(x.shape[0], -1).astype(np.float32)))
+    return vx.learn(settings, vx.networks.ActorCritic(2, vx.networks.MLP(8, (8,))), env, **options)
 
 
 def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -> tuple[Any, dict[str, float]]:
@@ -47,7 +39,7 @@ def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -
     state, row = made.init(0), {}
     for _ in range(steps):
         state, row = made.step(state)
-    restored = made.restore(nested(made.save(state)))
+    restored = made.restore(to_state_dict(made.save(state)))  # nested dictionaries, like a checkpoint
     variables, again = ([latest(x) for latest in made.learners] for x in (state, restored))
     made.close()
     jax.tree.map(np.testing.assert_array_equal, restored.learning, state.learning)
@@ -55,42 +47,16 @@ def learned(kind: str, num_envs: int, groups: int, steps: int, **options: Any) -
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(variables)]), row
 
 
-def nested(tree: Any) -> Any:
-    """Returns a state as nested dictionaries, like a checkpoint."""
-    if hasattr(tree, "_asdict"):
-        return {name: nested(part) for name, part in tree._asdict().items()}
-    if isinstance(tree, tuple | list):
-        return {str(i): nested(part) for i, part in enumerate(tree)}
-    return {key: nested(part) for key, part in tree.items()} if isinstance(tree, dict) else tree
-
-
 def main(settings: dict[str, Any]) -> None:
     """Learns, or trains in a run directory."""
-    vx.distributed.initialize(*settings["join"], **settings.get("options", {}))
+    vx.distributed.initialize(*settings["join"])
     if "run_dir" in settings:
-        train(settings)
-        return
+        made, options = algorithm(*settings["algorithm"]), {"progress": False, "loggers": ()}
+        run = vx.train(made, steps=settings["steps"], run_dir=settings["run_dir"], **options)
+        sys.exit(run.exit_code)
     for case, options in settings["cases"]:
         variables, row = learned(*case, **options)
         np.savez(f"{settings['out']}-{case[0]}.npz", variables=variables, row=json.dumps(row))
-
-
-def train(settings: dict[str, Any]) -> None:
-    """Trains until it is stopped."""
-    made = algorithm(*settings["algorithm"])
-
-    def on_step(run: vx.Run) -> None:
-        Path(f"{settings['out']}-step").write_text(str(len(run.metrics)))
-
-    run = vx.train(
-        made,
-        steps=settings["steps"],
-        run_dir=settings["run_dir"],
-        progress=False,
-        loggers=(),
-        on_step=on_step,
-    )
-    sys.exit(run.exit_code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Several processes or devices learn the same as one, stop together, and end if one dies."""
+"""Several processes or devices learn the same as one, and stop together."""
 
 import contextlib
 import json
@@ -17,12 +17,13 @@ import probes as probe
 import pytest
 
 import volvox as vx
+from volvox.report.files import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parent))
 import process
 
 HERE = Path(__file__).parent
-PROGRAM = "import json, sys, process; process.main(json.loads(sys.argv[1]))"  # classes are of `process`, as below
+PROGRAM = "import json, sys, process; process.main(json.loads(sys.argv[1]))"
 SOURCES = Path(vx.__file__).parent.parent, HERE.parent, HERE  # volvox, probes, process
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
 PATIENCE = 600.0  # seconds, for loaded machines
@@ -95,7 +96,7 @@ def test_two_processes_learn_like_one_with_all_environments(tmp_path):
 def test_two_devices_of_one_process_learn_like_one_device(tmp_path):
     code = """
 import json, jax, process, volvox as vx
-cases = [("ppo", 4, 1, {}), ("a3c", 4, 2, {"num_learners": 4}), ("td3", 4, 2, {"num_learners": 4})]
+cases = [("ppo", 4, 1, {}), ("td3", 4, 2, {"num_learners": 4})]
 found = {}
 for kind, num_envs, groups, options in cases:
     variables, row = process.learned(kind, num_envs, groups, 3, devices=jax.devices(), **options)
@@ -112,17 +113,16 @@ print(json.dumps(found))
 """
     found = on_two_devices(code, tmp_path)
     assert_same(found["ppo"], process.learned("ppo", 8, 1, 3))
-    for kind in ("a3c", "td3"):  # whole learners on each device
-        assert_same(found[kind], process.learned(kind, 4, 2, 3, num_learners=4))
+    assert_same(found["td3"], process.learned("td3", 4, 2, 3, num_learners=4))  # whole learners on each device
     updates = found["one"]["update"]
     assert found["one"]["frames"] > 1.5 * 4 * 5 * updates > 0  # each device steps its own pools; resets do not count
     assert found["several"]["pbt_parent_each"] in ([0, 0], [1, 1])
 
 
 def wait_for_step(folder, number, run):
-    """Waits until each process has completed some steps."""
-    until, files = time.monotonic() + PATIENCE, [folder / f"p-{i}-step" for i in range(len(run))]
-    while not all(file.exists() and int(file.read_text() or 0) >= number for file in files):
+    """Waits until the processes have completed some steps."""
+    until = time.monotonic() + PATIENCE
+    while len(read_metrics(folder / "run" / "metrics.jsonl")) < number:
         assert all(one.poll() is None for one in run), logs(folder)
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -130,7 +130,7 @@ def wait_for_step(folder, number, run):
 
 def steps_after_resume(folder):
     """Iterations of a run that one process continues for one step."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(folder / "metrics.jsonl")
     algorithm = process.algorithm("a3c", 4, 2)
     more = vx.train(algorithm, steps=len(rows) + 1, run_dir=folder, resume=True, progress=False, loggers=())
     algorithm.close()
@@ -139,19 +139,13 @@ def steps_after_resume(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_together_and_the_run_can_be_resumed(tmp_path, sent):
-    """An interrupt of one process stops both in order. If one dies, the other fails and the run can be resumed."""
+def test_an_interrupt_of_one_process_stops_both_and_the_run_can_be_resumed(tmp_path):
     settings = {"algorithm": ["a3c", 4, 2], "steps": 10_000, "run_dir": str(tmp_path / "run")}
-    settings["options"] = {"heartbeat_timeout_seconds": 20}
     with started(2, tmp_path, **settings) as run:
         wait_for_step(tmp_path, 2, run)
-        run[1].send_signal(sent)
+        run[1].send_signal(signal.SIGINT)
         codes = [one.wait(PATIENCE) for one in run]
-    if sent == signal.SIGINT:
-        assert codes == [130, 130], logs(tmp_path)
-    else:
-        assert codes[0] != 0, logs(tmp_path)
+    assert codes == [130, 130], logs(tmp_path)
     iterations = steps_after_resume(tmp_path / "run")
     assert iterations == list(range(1, len(iterations) + 1))
     assert len(iterations) >= 3
@@ -171,8 +165,6 @@ def test_a_sum_over_devices():
     total = jax.vmap(axis.sum, axis_name="axis")(tree)
     for name, x in tree.items():
         np.testing.assert_array_equal(total[name][1], x.sum(axis=0))
-    text = str(jax.make_jaxpr(jax.vmap(axis.sum, axis_name="axis"))(tree))
-    assert text.count("reduce_sum") + text.count("psum") == 2  # one exchange for each dtype
     assert vx.types.Axis().sum(tree) is tree
 
 

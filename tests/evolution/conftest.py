@@ -49,6 +49,15 @@ class Scripted:
         statistics = RolloutStatistics(stepped=timesteps, busy=timesteps, makespan=7, num_slots=1)
         return Evaluation(*map(jnp.asarray, (returns, lengths, valid, behaviors))), statistics
 
+    def play(self, algorithm):
+        """Plays a generation of an algorithm for each of the returns; returns (states, rows)."""
+        states, rows = [algorithm.init(0)], []
+        while self.scores:
+            state, row = algorithm.step(states[-1])
+            states.append(state)
+            rows.append(row)
+        return states, rows
+
     def figures(self):
         return {}
 

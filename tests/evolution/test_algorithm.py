@@ -48,6 +48,7 @@ def test_ga_learns_the_probe(algorithm):
     # Scored timesteps of one frame each: 48 episodes of 6 timesteps in training, and 4 times 6 in validation.
     assert [row["training_frames"] for row in rows[:2]] == [288, 576]
     assert [row["frames"] for row in rows[:2]] == [288 + 144, 2 * (288 + 144)]
+    assert rows[0]["timesteps"] == rows[0]["frames"]
     assert rows[0]["episodes"] == 48 + 4 * 6
     params = algorithm.variables(state)["Dense_0"]["kernel"]
     assert abs(np.asarray(params) - np.eye(2)).max() < 0.5
@@ -79,8 +80,8 @@ def test_every_kind_of_key_survives_a_checkpoint(key, algorithm):
     assert (restored.key == state.key).all()
 
 
-@pytest.mark.parametrize("noise", [population.Table(size=20_000), population.LowRank()], ids=["table", "low_rank"])
-def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise):
+def test_bases_rebuilt_from_their_lineages_are_those_that_played():
+    noise = population.LowRank()
     algorithm = make(noise=noise)
     state, _ = run(algorithm, algorithm.init(jax.random.key(1)), 5)
     resumed = make(noise=noise)
@@ -90,13 +91,6 @@ def test_bases_rebuilt_from_their_lineages_are_those_that_played(noise):
     assert (restored.generation, restored.counts) == (state.generation, state.counts)
     assert restored.members is None  # each generation is logged when it is played
     assert resumed.genome(restored) == algorithm.genome(state)
-
-
-def test_a_checkpoint_of_another_run_is_refused(algorithm):
-    state, _ = algorithm.step(algorithm.init(jax.random.key(1)))
-    other = vx.GA(population_size=48, num_parents=5)
-    with pytest.raises(ValueError, match="does not fit"):
-        make(strategy=other).restore(algorithm.save(state))
 
 
 def test_no_compilation_after_the_second_generation(algorithm, caplog):
@@ -126,16 +120,12 @@ def test_scores_of_different_cutoffs_are_never_compared():
     assert all(row["training_length_max"] <= row["max_episode_steps"] for row in rows)
     assert rows[0]["validation_mean"] > max(row["validation_mean"] for row in rows[1:])  # the maximum
     assert genomes[-1] != genomes[0]
-    episodes, total = 0, 0.0  # of the elite at this cutoff
-    for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
+    episodes = 0  # of the elite at this cutoff
+    for before, row in zip([rows[0], *rows], rows, strict=False):
+        episodes = episodes if row["max_episode_steps"] == before["max_episode_steps"] else 0
         episodes = 0 if row["elite_is_new"] else episodes + 6
-        total = 0.0 if row["elite_is_new"] else total + 6 * row["validation_mean"]
         assert row["elite_episodes"] == episodes
-        if episodes:
-            assert row["elite_score"] == pytest.approx(total / episodes, rel=1e-5)
-        if after["max_episode_steps"] > row["max_episode_steps"]:
-            episodes, total = 0, 0.0
-    assert any(row["elite_episodes"] for row in rows)
+    assert episodes
 
 
 @pytest.mark.slow
@@ -167,8 +157,6 @@ def test_interrupted_step_leaves_the_state_good(algorithm, monkeypatch):
 def test_bad_cutoffs_and_networks_come_before_work():
     with pytest.raises(ValueError, match="max_episode_steps=0"):
         make(max_episode_steps=0)
-    with pytest.raises(ValueError, match="test_max_episode_steps"):
-        make(test_max_episode_steps=0)
     strategy = vx.GA.random_search(population_size=8)
     with pytest.raises(ValueError, match="needs float32\\[B, 2\\]"):
         vx.evolve(strategy, networks.MLP(3), ENV)
@@ -176,17 +164,19 @@ def test_bad_cutoffs_and_networks_come_before_work():
         vx.evolve(strategy, networks.DeepGA(18), atari("Seaquest", episodic_life=True, num_envs=2))
 
 
-@pytest.mark.parametrize("strategy", ["ga", pytest.param("nsra_es", marks=pytest.mark.slow)])
+NSRA_ES = vx.Novelty.nsra_es(behavior=Last("elapsed_steps", 1), num_neighbors=2, archive_size=20)
+STRATEGIES = [
+    vx.GA(population_size=8, num_parents=2),
+    pytest.param(vx.ES(population_size=8, num_bases=2, objective=NSRA_ES), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["ga", "nsra_es"])
 def test_runs_and_resumes_under_the_flags_of_jax(strategy):
     """With 64 bits and with errors for NaN, as JAX_ENABLE_X64=1 and JAX_DEBUG_NANS=1 make them."""
-    novelty = vx.Novelty.nsra_es(behavior=Last("elapsed_steps", 1), num_neighbors=2, archive_size=20)
-    strategies = {
-        "ga": vx.GA(population_size=8, num_parents=2),
-        "nsra_es": vx.ES(population_size=8, num_bases=2, objective=novelty),
-    }
     validation = Validation(num_validation_episodes=1, num_test_episodes=1)  # without standard errors
     with jax.enable_x64(True), jax.debug_nans(True):
-        straight, resumed = (make(strategy=strategies[strategy], validation=validation) for _ in range(2))
+        straight, resumed = (make(strategy=strategy, validation=validation) for _ in range(2))
         state, _ = straight.step(straight.init(0))
         expected, row = straight.step(state)
         found, again = resumed.step(resumed.restore(straight.save(state)))

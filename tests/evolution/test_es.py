@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import probes
 import pytest
 
@@ -89,12 +88,7 @@ def generations(scripted, scores, behaviors=(), validation=None, **changes):
     validation = vx.Validation(**{"num_validation_episodes": 2, **(validation or {})})
     network, noise = networks.MLP(2, hidden=(3,)), population.Table(size=5_000)
     algorithm = vx.evolve(es(**changes), network, ENV, noise=noise, validation=validation, workers=workers)
-    states, rows = [algorithm.init(0)], []
-    while workers.scores:
-        state, row = algorithm.step(states[-1])
-        states.append(state)
-        rows.append(row)
-    return states, rows, workers
+    return *workers.play(algorithm), workers
 
 
 PAIRS = np.arange(N)
@@ -121,23 +115,15 @@ def test_the_best_is_kept_beside_the_current(scripted):
 
 def test_a_base_without_a_score_is_still_tested(scripted):
     """Vector 1 was updated; the others did not play, and the test is not of vector 0."""
-    objective = vx.Novelty(behavior=rollout.Last("position", 1), num_neighbors=2, archive_size=9)
-    env = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
-    env = env._replace(spec=env.spec._replace(extras=("position",)))
-    workers = scripted(
-        [1.0, 3.0, 5.0, 0.0], [7.0], PAIRS, [np.nan, np.nan, np.nan, 4.0], [7.0], PAIRS,
-        behaviors=[[0.0, 1.0, 5.0, 0.0], [0.0], PAIRS, [0.0] * 4, [0.0], PAIRS],
-    )  # fmt: skip
-    validation = vx.Validation(num_validation_episodes=1, num_test_episodes=1)
-    algorithm = vx.evolve(
-        es(num_bases=3, objective=objective), networks.MLP(2, hidden=(3,)), env, validation=validation, workers=workers
-    )
-    first, row = algorithm.step(algorithm.init(0))
-    assert row["validation_mean"] == 5.0
-    assert workers.asked[1].parent[0] == 2
+    novelty = vx.Novelty(behavior=rollout.Last("elapsed_steps", 1), num_neighbors=2, archive_size=9)
+    scores = [1.0, 3.0, 5.0, 0.0], [7.0], PAIRS, [np.nan, np.nan, np.nan, 4.0], [7.0], PAIRS
+    behaviors = [0.0, 1.0, 5.0, 0.0], [0.0], PAIRS, [0.0] * 4, [0.0], PAIRS
+    validation = {"num_validation_episodes": 1, "num_test_episodes": 1}
     with pytest.warns(UserWarning, match="ranked last"):
-        algorithm.step(first)
-    assert workers.asked[4].parent[0] == first.strategy.updated
+        states, rows, workers = generations(scripted, scores, behaviors, validation, num_bases=3, objective=novelty)
+    assert rows[0]["validation_mean"] == 5.0
+    assert workers.asked[1].parent[0] == 2
+    assert workers.asked[4].parent[0] == states[1].strategy.updated
 
 
 def test_test_episodes_are_played_by_the_current_parameters(scripted):
@@ -159,18 +145,7 @@ def test_weighted_noise_is_the_sum_written_out():
     np.testing.assert_allclose(flat(got), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"population_size": 7},
-        {"noise_std": "linear:1,2"},
-        {"learning_rate": None},
-        {"learning_rate": 0.01, "optimizer": optax.sgd(0.1)},
-        {"num_bases": 2},
-        {"l2_coefficient": -0.1},
-        {"fitness_shaping": "centred_ranks"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{"population_size": 7}, {"num_bases": 2}, {"fitness_shaping": "centred_ranks"}])
 def test_bad_settings_are_refused(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         es(**changes)

@@ -54,12 +54,8 @@ class InPython(Counting):
 def steps(strategy, workers, **validation):
     validation = Validation(**{"num_elite_candidates": 3, "num_validation_episodes": 2, **validation})
     algorithm = vx.evolve(strategy, NET, ENV, noise=NOISE, validation=validation, workers=workers)
-    state, rows, elites = algorithm.init(0), [], []
-    while workers.scores:
-        state, row = algorithm.step(state)
-        rows.append(row)
-        elites.append(values(state.bases)[0])
-    return rows, elites
+    states, rows = workers.play(algorithm)
+    return rows, [values(state.bases)[0] for state in states[1:]]
 
 
 def values(params):
@@ -108,11 +104,3 @@ def test_bad_strategies_and_settings_are_refused(scripted):
         vx.evolve(Counting(), NET, ENV, validation=Validation(num_elite_candidates=5))
     with pytest.raises(ValueError, match="num_elite_candidates"):
         Validation(num_elite_candidates=1)
-
-
-def test_populations_that_do_not_fit_into_memory_are_refused(monkeypatch):
-    from volvox import _checks
-
-    monkeypatch.setattr(_checks, "_free_memory", lambda: 10**8)
-    with pytest.raises(ValueError, match="bases"):
-        vx.evolve(Counting(population_size=40_000), networks.MLP(2, hidden=(1_000,)), ENV)

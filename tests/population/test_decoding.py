@@ -9,8 +9,6 @@ import pytest
 from volvox import networks, population
 from volvox.population import decoding
 from volvox.population.decoding import Member
-from volvox.rollout.behaviors import Nothing
-from volvox.rollout.evaluator import PopulationEvaluator
 
 NET = networks.genotype(networks.MLP(2, hidden=(5,)), probes.constant().spec)
 CODE = population.encoding(NET, population.Table(size=5_000))
@@ -45,20 +43,3 @@ def test_vectors_there_and_back():
     # Kernels before biases, in the order of the layers.
     first = params["Dense_0"]["kernel"][2].ravel()
     np.testing.assert_array_equal(first, vectors[2, : first.size])
-
-
-def test_explicit_members_are_their_rows_and_play_as_they_are():
-    """The probe's best network among others: return 0, where the others have less."""
-    env = probes.target(size=2, num_envs=4, groups=2, max_episode_steps=5)
-    net = networks.genotype(networks.MLP(2, hidden=()), env.spec)
-    played = PopulationEvaluator(net, population.Table(size=5_000), env, Nothing(), 6)
-    code = played.encoding
-    params = population.from_vectors(code, jax.random.normal(jax.random.key(0), (6, code.num_parameters)))
-    best = jax.tree.map(lambda x: jnp.eye(2) if x.ndim == 2 else jnp.zeros_like(x), code.zeros())
-    params = jax.tree.map(lambda x, y: x.at[4].set(y), params, best)
-    asked = population.explicit(params)
-    jax.tree.map(np.testing.assert_array_equal, decoding.decode_many(code, params, decoding.members_of(asked)), params)
-    result, _ = played.evaluate(asked, 1, max_episode_steps=5, seed=0, pool_seed=0)
-    np.testing.assert_allclose(result.returns[4, 0], 0.0, atol=1e-5)
-    assert (np.delete(np.asarray(result.returns)[:, 0], 4) < -0.01).all()
-    played.close()

@@ -6,7 +6,6 @@ import numpy as np
 import probes
 import pytest
 
-import volvox as vx
 from volvox import networks, population
 from volvox.ops import flat
 
@@ -34,9 +33,8 @@ def test_default_table_fits_the_network():
     assert population.Table.published() == population.Table(size=250_000_000)
 
 
-@pytest.mark.parametrize("noise", [population.Table(size=5_000), population.Generator()], ids=["table", "generator"])
-def test_noise_is_standard_normal_and_named_by_its_seed(noise):
-    code = make(noise)
+def test_generated_noise_is_standard_normal_and_named_by_its_seed():
+    code = make(population.Generator())
     seeds = code.draw_seeds(jax.random.key(1), (200,))
     assert seeds.dtype == jnp.int32
     assert len(np.unique(seeds)) > 150
@@ -54,13 +52,6 @@ def test_seeds_reach_both_ends_of_the_table():
     assert (seeds.min(), seeds.max()) == (0, 1_000)
 
 
-def test_bad_tables_are_refused():
-    with pytest.raises(ValueError, match="size"):
-        population.Table(size=0)
-    with pytest.raises(ValueError, match="size=3"):
-        make(population.Table(size=3))
+def test_small_tables_are_refused():
     with pytest.raises(ValueError, match="1 000 numbers"):  # few members would differ
         make(population.Table(size=NUM_PARAMETERS + 999))
-    env = probes.target(size=2, num_envs=2)
-    with pytest.raises(ValueError, match="size=50"):
-        vx.evolve(vx.GA(), networks.MLP(2, hidden=()), env, noise=population.Table(size=50))

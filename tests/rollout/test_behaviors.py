@@ -6,10 +6,8 @@ import numpy as np
 import probes
 import pytest
 
-from volvox import networks, population
 from volvox.rollout import Last, Trajectory, behaviors
-from volvox.rollout.evaluator import PopulationEvaluator
-from volvox.types import Population, TimeStep
+from volvox.types import TimeStep
 
 
 def timestep(first, values):
@@ -48,30 +46,6 @@ def test_a_record_begins_anew_where_an_episode_does():
     steps, values = walk(4)
     got = stream(Trajectory("place", 2, every=1, length=4), before + steps)
     np.testing.assert_allclose(got.reshape(4, 2), values, rtol=1e-6)
-
-
-def test_members_have_their_own_behavior():
-    """Episodes of a known length: the last `elapsed_steps` of each is its length, whatever slot played it."""
-    env = probes.countdown(low=1, high=9, num_envs=6, groups=2)
-    net = networks.genotype(networks.MLP(2, hidden=()), env.spec)
-    code = population.encoding(net, population.Table(size=5_000))
-    n = 20
-    zeros = jnp.zeros(n, jnp.int32)
-    bases = jax.tree.map(lambda x: jnp.zeros((1, *x.shape)), code.like)
-    episodes = jnp.arange(n, dtype=jnp.int32) % 3
-    everyone = Population(bases, zeros, zeros, jnp.ones(n), zeros > 0, episodes, jnp.zeros(n))
-    results = []
-    for host in (False, True):
-        recipe = env._replace(make=lambda seed, host=host, **given: env.make(seed, **{**given, "host": host}))
-        played = PopulationEvaluator(net, population.Table(size=5_000), recipe, Last("elapsed_steps", 1), 40)
-        options = {"max_episode_steps": env.spec.max_episode_steps, "seed": 0, "pool_seed": 0}
-        result, _ = played.evaluate(everyone, 2, **options)
-        np.testing.assert_array_equal(result.valid.sum(1), episodes)
-        np.testing.assert_array_equal(result.behaviors[:, :, 0], result.lengths)
-        played.close()
-        results.append(result)
-    jax.tree.map(np.testing.assert_array_equal, *results)
-    assert len(np.unique(results[0].lengths)) > 4
 
 
 def test_bad_sizes_are_refused():

@@ -1,5 +1,7 @@
 """The loop in chunks, which adapt and end; interrupts between them; groups that are made, restarted and closed."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +15,11 @@ B = 2
 ENV = probes.countdown(low=2, high=5, num_envs=2 * B, groups=2)
 
 
-def make_groups(seed):
-    return ENV.make(seed, num_envs=2 * B, num_groups=2)
+def make_groups(seed, host=False):
+    return ENV.make(seed, num_envs=2 * B, num_groups=2, host=host)
 
 
-def make_host_groups(seed):
-    return ENV.make(seed, num_envs=2 * B, num_groups=2, host=True)
+make_host_groups = partial(make_groups, host=True)
 
 
 def act(carry, memory, constants, g, timestep):
@@ -134,14 +135,6 @@ def test_the_loop_in_python_works_only_in_turns_that_are_due():
     loop.close()
     assert int(last.carry[0]) == 12
     np.testing.assert_array_equal(last.memory, [4, 4])
-
-
-def test_rounds_of_several_beats():
-    loop = opened(beats_per_round=5)
-    chunks = list(loop.run(*begin(), rounds_left=lambda carry: 10 - int(carry[0]) // 5))
-    assert sum(rounds for _, rounds in chunks) == 10
-    assert int(chunks[-1][0].carry[0]) == 50
-    loop.close()
 
 
 def test_the_continuation_is_reset_when_the_loop_moves():

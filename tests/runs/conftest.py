@@ -45,24 +45,32 @@ def random_walk(*, size=3, hook=lambda step: None, **changes):
     return algorithm._replace(**changes)
 
 
-def evolution(**settings):
-    env = vx.envs.cartpole(num_envs=8, max_episode_steps=20)
+def evolution(env=None, **settings):
+    env = env or vx.envs.cartpole(num_envs=8, max_episode_steps=20)
     small = {"population_size": 8, "num_parents": 2}
     network = vx.networks.MLP(env.spec.num_outputs, (4,))
     return vx.evolve(vx.GA(**small | settings), network, env, noise=vx.population.Generator())
 
 
-def learning(**settings):
-    env = vx.envs.cartpole(num_envs=4)
+def learning(env=None, num_learners=1, **settings):
+    env = env or vx.envs.cartpole(num_envs=4)
     small = {"segment_length": 3, "learning_rate": 0.01, "optimizer": optax.adam, "updates_per_iteration": 3}
-    return vx.learn(vx.A3C(**small | settings), vx.networks.CategoricalMLP(env.spec.num_outputs, (4,)), env)
+    network = vx.networks.CategoricalMLP(env.spec.num_outputs, (4,))
+    return vx.learn(vx.A3C(**small | settings), network, env, num_learners=num_learners)
+
+
+def train(algorithm, run_dir=None, **options):
+    return vx.train(algorithm, run_dir=run_dir, **{"progress": False, "loggers": (), **options})
 
 
 @pytest.fixture(scope="session")
 def evolved(tmp_path_factory):
     """A finished run of evolution, which tests share."""
-    options = {"run_dir": tmp_path_factory.mktemp("runs") / "evolved", "progress": False, "loggers": ()}
-    return vx.train(evolution(), steps=2, **options)
+    return train(evolution(), tmp_path_factory.mktemp("runs") / "evolved", steps=2)
+
+
+def without_times(rows):
+    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
 def assert_equal_trees(ours, theirs):

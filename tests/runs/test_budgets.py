@@ -10,7 +10,7 @@ import pytest
 import volvox as vx
 from volvox.runs import checkpoint
 
-from .conftest import assert_equal_trees, evolution
+from .conftest import assert_equal_trees, train, without_times
 
 CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
 TARGET = probes.target(num_envs=4, groups=2)
@@ -22,7 +22,6 @@ LONG = {
     "td3": (vx.TD3(**TD3, timesteps_per_iteration=100_000), NETWORKS, TARGET),
 }
 """Learners with iterations that are far longer than the budgets."""
-QUICK_AND_SLOW = ["td3", pytest.param("a3c", marks=pytest.mark.slow), pytest.param("ppo", marks=pytest.mark.slow)]
 
 
 def learn(name, env=None, **options):
@@ -30,38 +29,18 @@ def learn(name, env=None, **options):
     return vx.learn(settings, network, env or default_env, **options)
 
 
-def train(algorithm, run_dir=None, **options):
-    run = vx.train(algorithm, run_dir=run_dir, **{"progress": False, "loggers": (), **options})
-    algorithm.close()
-    return run
-
-
-def without_times(rows):
-    return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
-
-
-@pytest.mark.parametrize("name", ["a3c", pytest.param("td3", marks=pytest.mark.slow)])
-def test_an_iteration_ends_in_the_round_that_uses_up_the_frames(name):
-    settings, _, env = LONG[name]
+def test_an_iteration_ends_in_the_round_that_uses_up_the_frames():
+    settings, _, env = LONG["a3c"]
     env = env._replace(spec=env.spec._replace(frame_skip=4))
-    run = train(learn(name, env), max_frames=1_000)
+    run = train(learn("a3c", env), max_frames=1_000)
     round_ = settings.schedule(env).beats_per_round * env.num_envs * 4
     assert len(run.metrics) == 1
     assert 1_000 <= run.metrics[-1]["frames"] < 1_000 + round_
 
 
-@pytest.mark.slow
-def test_a_generation_is_whole():
-    run = train(evolution(), max_timesteps=2_000)
-    timesteps = [row["timesteps"] for row in run.metrics]
-    assert timesteps == [row["frames"] for row in run.metrics]
-    assert timesteps[-2] < 2_000 <= timesteps[-1]
-
-
-@pytest.mark.parametrize("name", QUICK_AND_SLOW)
-def test_evaluations_are_made_when_due_and_timesteps_end_in_the_round_that_uses_them_up(name):
-    settings, _, env = LONG[name]
-    run = train(learn(name, evaluate_every=200, num_evaluation_episodes=2), max_timesteps=700)
+def test_evaluations_are_made_when_due_and_timesteps_end_in_the_round_that_uses_them_up():
+    settings, _, env = LONG["td3"]
+    run = train(learn("td3", evaluate_every=200, num_evaluation_episodes=2), max_timesteps=700)
     round_ = settings.schedule(env).beats_per_round * env.num_envs
     evaluated = [row["evaluation_timesteps"] for row in run.metrics if "evaluation_mean" in row]
     assert len(run.metrics) == 4
@@ -69,7 +48,7 @@ def test_evaluations_are_made_when_due_and_timesteps_end_in_the_round_that_uses_
     assert all(due <= at < due + round_ for due, at in zip((200, 400, 600), evaluated, strict=True))
 
 
-@pytest.mark.parametrize("name", QUICK_AND_SLOW)
+@pytest.mark.parametrize("name", ["td3", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_rows_of_a_straight_run(name, tmp_path):
     budgets = {"max_timesteps": 700, "seed": 3}
     straight, begun, resumed = (learn(name, evaluate_every=200, num_evaluation_episodes=2) for _ in range(3))

@@ -57,12 +57,6 @@ def test_a_state_is_restored_bit_for_bit(tmp_path):
     assert read.params["empty"].shape == (0, 4)
 
 
-def test_a_state_of_another_structure_is_refused(tmp_path):
-    save(tmp_path, 1)
-    with pytest.raises(ValueError, match="x"):
-        restored(restore(tmp_path)[1], {"x": jnp.zeros(4, jnp.int32)}, owner="state")
-
-
 def test_the_newest_stay_and_later_ones_are_removed(tmp_path):
     for step in range(6):
         save(tmp_path, step, keep=2)
@@ -79,16 +73,6 @@ def damage_flip(folder):
     path.write_bytes(content)
 
 
-def damage_truncate(folder):
-    path = max((path for path in (folder / "state").rglob("*") if path.is_file()), key=os.path.getsize)
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def damage_foreign_files(folder):
-    shutil.rmtree(folder / "state")
-    shutil.copytree(folder.parent / "00000001" / "state", folder / "state")
-
-
 def damage_step(folder):
     record = json.loads((folder / "record.json").read_text())
     (folder / "record.json").write_text(json.dumps(record | {"step": 1}))
@@ -96,16 +80,11 @@ def damage_step(folder):
 
 DAMAGES = {
     "a flipped bit": damage_flip,
-    "a truncated file": damage_truncate,
     "a missing file": lambda folder: next(p for p in (folder / "state").rglob("*") if p.is_file()).unlink(),
-    "an added file": lambda folder: (folder / "state" / "new").write_text("x"),
-    "the state of another checkpoint": damage_foreign_files,
-    "no state": lambda folder: shutil.rmtree(folder / "state"),
     "no record": lambda folder: (folder / "record.json").unlink(),
     "a record that is not JSON": lambda folder: (folder / "record.json").write_text("{"),
     "a record of another kind": lambda folder: (folder / "record.json").write_text("[]"),
     "the record of another step": damage_step,
-    "a renamed folder": lambda folder: folder.rename(folder.with_name("00000009")),
 }
 
 
@@ -120,37 +99,25 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_and_the_previous_one_use
     np.testing.assert_array_equal(tree["x"], np.full(3, 1))
 
 
-def test_a_foreign_checkpoint_is_skipped(tmp_path):
+@pytest.mark.parametrize(("settings", "rows", "reason"), [("another run", 100, "another run"), ("mine", 1, "rows")])
+def test_a_checkpoint_of_another_run_or_without_its_rows_is_skipped(settings, rows, reason, tmp_path):
     save(tmp_path, 1)
-    save(tmp_path, 2, settings="another run")
-    with pytest.warns(UserWarning, match="another run"):
-        assert restore(tmp_path)[0] == 1
+    save(tmp_path, 2, settings=settings)
+    with pytest.warns(UserWarning, match=reason):
+        assert restore(tmp_path, rows=rows)[0] == 1
 
 
-def test_a_checkpoint_whose_rows_are_missing_is_skipped(tmp_path):
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    with pytest.warns(UserWarning, match="rows"):
-        assert restore(tmp_path, rows=1)[0] == 1
-
-
-def test_an_error_names_all_if_none_can_be_used(tmp_path):
+def test_an_error_says_that_none_can_be_used(tmp_path):
     assert restore(tmp_path) is None
     save(tmp_path, 1)
-    save(tmp_path, 2)
     damage_flip(tmp_path / "00000001")
-    damage_truncate(tmp_path / "00000002")
-    with pytest.raises(DamagedCheckpointError) as error:
+    with pytest.raises(DamagedCheckpointError, match="00000001"):
         restore(tmp_path)
-    assert all(name in str(error.value) for name in ("00000001", "00000002"))
 
 
-@pytest.mark.parametrize("leftover", ["an unfinished checkpoint", "an unfinished removal"])
-def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path, leftover):
+def test_leftovers_of_a_kill_are_no_checkpoints(tmp_path):
     save(tmp_path, 1)
     shutil.copytree(tmp_path / "00000001", tmp_path / ".unfinished")
-    if leftover == "an unfinished removal":
-        (tmp_path / ".unfinished" / "record.json").unlink()
     assert restore(tmp_path)[0] == 1
     save(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001", "00000002"]

@@ -44,18 +44,6 @@ def test_numbers_are_finite_and_no_booleans():
     assert files.numbers(row) == {"a": 1, "b": 0.5}
 
 
-def test_logged_arrays_survive(tmp_path):
-    arrays = {"seed": np.arange(3), "scale": np.ones((2, 2), np.float32)}
-    for step in (1, 12):
-        files.write_log(tmp_path / "log", step, arrays)
-    read = files.read_log(tmp_path / "log")
-    assert list(read) == [1, 12]
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(read[12][name], array)
-    with pytest.raises(FileNotFoundError):
-        files.read_log(tmp_path / "nothing")
-
-
 def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
     files.write_file(tmp_path / "a", "old")
     with monkeypatch.context() as patch:

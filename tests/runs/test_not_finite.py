@@ -7,6 +7,8 @@ import pytest
 import volvox as vx
 from volvox.runs import checkpoint
 
+from .conftest import evolution, learning, train
+
 
 def broken(*, reward=1.0, observation=1.0):
     """Ten timesteps; the reward and the observation have these values from the third on."""
@@ -22,15 +24,6 @@ def broken(*, reward=1.0, observation=1.0):
     )
 
 
-def evolution(env):
-    strategy = vx.GA(population_size=8, num_parents=2)
-    return vx.evolve(strategy, vx.networks.MLP(2, ()), env, noise=vx.population.Generator())
-
-
-def learning(env):
-    return vx.learn(vx.A3C(segment_length=3, updates_per_iteration=8), vx.networks.CategoricalMLP(2, ()), env)
-
-
 CASES = [
     *((evolution, {"reward": np.inf}), (learning, {"observation": np.nan})),
     pytest.param(evolution, {"observation": np.nan}, marks=pytest.mark.slow),
@@ -41,5 +34,5 @@ CASES = [
 @pytest.mark.parametrize(("make", "values"), CASES)
 def test_the_error_names_the_environment(make, values, tmp_path):
     with pytest.raises(FloatingPointError, match="broken"):
-        vx.train(make(broken(**values)), steps=2, run_dir=tmp_path, progress=False, loggers=())
+        train(make(broken(**values)), tmp_path, steps=2)
     assert checkpoint.steps(tmp_path / "checkpoints") == [0]

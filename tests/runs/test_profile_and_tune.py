@@ -1,6 +1,5 @@
 """Speed is measured without compilation, and tuning takes what is measurably faster."""
 
-import importlib
 import sys
 import time
 
@@ -68,24 +67,14 @@ def test_wrong_choices_are_refused(measure):
         measure(lambda **settings: None)()
 
 
-MODULE = """
-import sys
-sys.path.insert(0, {root!r})
-
-def make(pause):
-    import time
-    from tests.runs.conftest import random_walk
+def paused_walk(pause):
     if pause < 0:
         raise ValueError("a negative pause")
-    return random_walk(hook=lambda step: time.sleep(pause))
-"""
+    return slow_walk(pause)
 
 
 @pytest.mark.slow
-def test_trials_run_in_processes_of_their_own(tmp_path, monkeypatch, pytestconfig):
-    (tmp_path / "tuned_walk.py").write_text(MODULE.format(root=str(pytestconfig.rootpath)))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    make = importlib.import_module("tuned_walk").make
-    tuned = vx.tune(make, {"pause": [0.05, 0.001, -1.0]}, seconds=0.5, progress=False)
+def test_trials_run_in_processes_of_their_own():
+    tuned = vx.tune(paused_walk, {"pause": [0.001, -1.0]}, seconds=0.5, progress=False)
     assert tuned.settings == {"pause": 0.001}
     assert sum("negative" in trial.get("error", "") for trial in tuned.trials) == 1

@@ -7,41 +7,15 @@ import pytest
 import volvox as vx
 from volvox.report.files import read_config
 
-from .conftest import evolution, learning, random_walk
-
-
-def train(algorithm, run_dir=None, steps=2):
-    return vx.train(algorithm, steps=steps, run_dir=run_dir, progress=False, loggers=())
-
-
-def test_reports_are_written_into_the_run_directory(evolved):
-    assert evolved.report() == evolved.run_dir / "report.html"
-    assert "cartpole" in evolved.report().read_text()
-    (evolved.run_dir / "learning_curve.png").unlink()
-    evolved.plot()
-    assert (evolved.run_dir / "learning_curve.png").exists()
-    assert "generations=2" in repr(evolved)
-
-
-def test_the_actor_takes_the_likeliest_action(evolved):
-    observation = np.zeros(4, np.float32)
-    output, _ = evolved.algorithm.policy.apply(evolved.variables(), observation[None], ())
-    assert evolved.actor()(observation) == evolved.algorithm.policy.mode(output)[0]
+from .conftest import evolution, learning, random_walk, train
 
 
 def test_the_best_and_the_last_policy():
-    run = train(random_walk(last_variables=lambda state: -state["x"]))
+    run = train(random_walk(last_variables=lambda state: -state["x"]), steps=2)
     for which, expected in (("best", run.state["x"]), ("last", -run.state["x"])):
         np.testing.assert_array_equal(run.variables(which), expected)
     with pytest.raises(ValueError, match="which"):
         run.variables("first")  # pyright: ignore
-
-
-def test_the_number_of_environments_of_an_evaluation_is_passed_on(evolved, monkeypatch):
-    passed = {}
-    monkeypatch.setattr("volvox.runs.run.scoring.play", lambda *args, **options: passed.update(options))
-    evolved.evaluate(5, num_envs=1)
-    assert (passed["num_episodes"], passed["num_envs"]) == (5, 1)
 
 
 CHANGES = [
@@ -75,7 +49,7 @@ def test_settings_are_changed_on_purpose_and_recorded(make, changes, local, tmp_
 @pytest.mark.parametrize("method", ["resume", "report", "watch"])
 def test_methods_that_need_a_directory_say_so(method):
     with pytest.raises(ValueError, match="run_dir"):
-        getattr(train(random_walk()), method)()
+        getattr(train(random_walk(), steps=1), method)()
 
 
 def test_members_are_watched_side_by_side(evolved, tmp_path):
@@ -89,8 +63,6 @@ def test_members_are_watched_side_by_side(evolved, tmp_path):
 
 @pytest.mark.slow
 def test_several_learners_are_watched(tmp_path):
-    env = vx.envs.cartpole(num_envs=4)
-    network = vx.networks.CategoricalMLP(env.spec.num_outputs, (4,))
-    run = train(vx.learn(vx.A3C(segment_length=3, updates_per_iteration=3), network, env, num_learners=2), steps=1)
+    run = train(learning(num_learners=2), steps=1)
     assert run.watch(tmp_path / "a.mp4", which="last", max_episode_steps=3).stat().st_size > 0
     assert run.watch(tmp_path / "b.mp4", members=2, max_episode_steps=3).stat().st_size > 0

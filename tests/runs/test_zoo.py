@@ -1,7 +1,6 @@
 """Agents of the zoo: files of `Run.publish`, and those that come with volvox."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -13,18 +12,14 @@ from safetensors.numpy import save_file
 import volvox as vx
 from volvox import cli
 
-from .conftest import evolution, learning
+from .conftest import learning
 
 AGENTS = vx.zoo.list()
 
 
-def train(algorithm):
-    return vx.train(algorithm, steps=1, progress=False)
-
-
 @pytest.fixture(scope="module")
 def learned():
-    return train(learning())
+    return vx.train(learning(), steps=1, progress=False)
 
 
 def same(a, b):
@@ -47,24 +42,17 @@ def test_a_loaded_agent_is_not_published_again(learned, tmp_path):
         loaded.publish(tmp_path / "copy")
 
 
-def test_a_lineage_is_published_instead_of_weights(tmp_path):
-    run = vx.train(evolution(), steps=2, progress=False, run_dir=tmp_path / "run")
-    path = run.publish(tmp_path / "mine", num_episodes=2)
+def test_a_lineage_is_published_instead_of_weights(evolved, tmp_path):
+    path = evolved.publish(tmp_path / "mine", num_episodes=2)
     assert path.stat().st_size < 3_000
-    same(vx.zoo.load(path).variables(), run.variables())
+    same(vx.zoo.load(path).variables(), evolved.variables())
 
 
-@pytest.mark.parametrize(
-    "change", [lambda x: x.astype(np.float16), lambda x: x[..., :-1], None], ids=["type", "shape", "name"]
-)
-def test_weights_of_another_network_are_refused(change, learned, tmp_path):
+def test_weights_of_another_network_are_refused(learned, tmp_path):
     path = learned.publish(tmp_path / "mine", num_episodes=2)
     with safe_open(path, "numpy") as file:
         text, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    changed = {f"{name}s": x for name, x in weights.items()}
-    if change is not None:
-        changed = {name: np.ascontiguousarray(change(x)) for name, x in weights.items()}
-    save_file(changed, path, text)
+    save_file({name: x.astype(np.float16) for name, x in weights.items()}, path, text)
     with pytest.raises(ValueError, match="do not fit"):
         vx.zoo.load(path)
 
@@ -78,21 +66,20 @@ def test_other_names_and_files_are_refused(name, match, tmp_path, monkeypatch):
 
 
 class Hub:
-    """Stands in for the Hub; files are in memory."""
+    """Stands in for the Hub; files of a repository are in one folder."""
 
     def __init__(self, folder):
-        self.folder, self.files = folder, {}
+        self.folder = folder
 
     def create_repo(self, repository, *, exist_ok):
         assert exist_ok
 
     def upload_file(self, *, path_or_fileobj, path_in_repo, repo_id):
         given = path_or_fileobj
-        self.files[repo_id, path_in_repo] = given if isinstance(given, bytes) else given.read_bytes()
+        (self.folder / path_in_repo).write_bytes(given if isinstance(given, bytes) else given.read_bytes())
         return f"https://hub/{repo_id}/{path_in_repo}"
 
     def hf_hub_download(self, repository, name):
-        (self.folder / name).write_bytes(self.files[repository, name])
         return str(self.folder / name)
 
 
@@ -102,9 +89,9 @@ def test_an_agent_goes_to_the_hub_and_back(learned, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     monkeypatch.chdir(tmp_path)
     assert vx.zoo.push_to_hub(learned, "me/mine", num_episodes=2) == "https://hub/me/mine/agent.safetensors"
-    assert b"hf://me/mine" in hub.files["me/mine", "README.md"]
+    assert "hf://me/mine" in (tmp_path / "README.md").read_text()
     same(vx.zoo.load("hf://me/mine").variables(), learned.variables())
-    assert cli.main(["watch", "zoo:hf://me/mine"]) == 0
+    assert cli.main(["play", "zoo:hf://me/mine", "--video"]) == 0
     assert (tmp_path / "mine.mp4").exists()
 
 
@@ -114,11 +101,7 @@ def test_the_hub_needs_its_extra(monkeypatch):
         vx.zoo.load("hf://me/mine")
 
 
-def test_the_zoo_is_small_and_listed(capsys):
-    sizes = [path.stat().st_size for path in (Path(vx.__file__).parent / "runs" / "agents").iterdir()]
-    assert len(AGENTS) >= 10
-    assert max(sizes) <= 100_000
-    assert sum(sizes) <= 1_000_000
+def test_the_zoo_is_listed(capsys):
     assert cli.main(["zoo"]) == 0
     assert "frostbite-ga" in capsys.readouterr().out
 
@@ -128,15 +111,8 @@ def test_the_zoo_is_small_and_listed(capsys):
 def test_agents_play_as_their_cards_say(name):
     """The interval of fewer episodes overlaps that of the card; some are narrower than rounding."""
     card = AGENTS[name]
-    score = vx.zoo.load(name).evaluate(10 if card["protocol"] == "sticky" else 20, seed=5)
+    score = vx.zoo.load(name).evaluate(4 if card["protocol"] == "sticky" else 10, seed=5)
     slack = 0.01 * abs(card["mean"])
     assert score.protocol == card["protocol"]
     assert score.low <= card["high"] + slack
     assert score.high >= card["low"] - slack
-
-
-@pytest.mark.slow
-def test_an_agent_is_filmed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["play", "zoo:cartpole-ppo", "--video"]) == 0
-    assert (tmp_path / "cartpole-ppo.mp4").stat().st_size > 1_000
