@@ -36,7 +36,7 @@ SMALLER = {
 """Sizes of blocks, and smaller ones for tests."""
 
 
-@pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore::DeprecationWarning")  # of Brax's packages
 @pytest.mark.parametrize(
     "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
 )
