@@ -63,10 +63,8 @@ def test_orthogonal_kernels_are_not_factorised_in_batches():
     assert all(len(shape.split(",")) == 2 for shape in shapes)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name != "td3" else name for name in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_learners_of_one_program_are_those_of_separate_runs(name, trained):
     settings, network, env = CASES[name]
     algorithm, state, row = trained(settings, network, env)

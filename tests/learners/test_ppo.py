@@ -61,6 +61,7 @@ def test_kl_stop_ends_the_epochs_of_a_round(learned):
     assert metrics["update"] == 150 * 2
 
 
+@pytest.mark.slow
 def test_a_gaussian_policy_learns_to_answer_with_everything_normalised(learned):
     """Any constant action earns -1/3 a step or less, -2.7 an episode."""
     env = probes.target(size=2, num_envs=16)

@@ -101,6 +101,7 @@ def test_an_update_is_the_algorithms(temperature):
     assert float(new.log_temperature) == pytest.approx(-0.5 + moved, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_answer_is_found(trained):
     """Every step asks for another number; random answers earn -8 * 2/3 an episode, the right ones nothing."""
     settings = vx.SAC(**SMALL, discount=0.5, timesteps_per_iteration=1_600, target_entropy=-2.0)

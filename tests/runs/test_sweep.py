@@ -60,6 +60,7 @@ def test_the_best_trial_is_first_and_every_trial_is_a_run(tmp_path):
     assert len(vx.compare({str(t["trial"]): t["run"] for t in sweep.trials}, metric="score").rows) == 4
 
 
+@pytest.mark.slow
 def test_bad_trials_are_pruned(tmp_path):
     sweep = vx.sweep(quadratic, SPACE, num_trials=6, run_dir=tmp_path, **OPTIONS)
     pruned = [trial for trial in sweep.trials if trial["state"] == "pruned"]
