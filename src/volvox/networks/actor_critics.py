@@ -34,7 +34,7 @@ class GA3C(nn.Module):
 
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.
-      size: "small": 16@8x8/s, 32@4x4/2. "large": 32@8x8/s, 32@4x4/2, 64@4x4/2.
+      size: "small": `16@8x8/s, 32@4x4/2`. "large": `32@8x8/s, 32@4x4/2, 64@4x4/2`.
       first_stride: The stride s; the published large networks go from 4 down to 1.
       hidden: Widths of the dense layers.
       activation: Applied after all layers but the outputs.
@@ -65,7 +65,7 @@ class GA3C(nn.Module):
 
 
 class NatureTorso(nn.Module):
-    """The convolutional network of DQN (Mnih et al. 2015): 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512; VALID padding.
+    """The convolutional network of DQN (Mnih et al. 2015): `32@8x8/4, 64@4x4/2, 64@3x3/1`, dense 512; VALID padding.
 
     Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 512]`. Orthogonal initialisation.
 
@@ -95,7 +95,7 @@ class NatureTorso(nn.Module):
 
 
 class SmallTorso(NatureTorso):
-    """16@8x8/4, 32@4x4/2, dense 256, SAME padding, orthogonal initialisation: GA3C's small size for any learner.
+    """`16@8x8/4, 32@4x4/2`, dense 256, SAME padding, orthogonal initialisation: GA3C's small size for any learner.
 
     Input: `[B, 84, 84, 4]`, integers scaled to [0, 1]. Output: `[B, 256]`. Attributes are those of `NatureTorso`.
     """

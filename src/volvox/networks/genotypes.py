@@ -310,7 +310,7 @@ class DeepGA(nn.Module):
 
     Attributes:
       num_actions: Length of the output.
-      size: "large": 32@8x8/4, 64@4x4/2, 64@3x3/1, dense 512. "small": 16@8x8/4, 32@4x4/2, dense 256.
+      size: "large": `32@8x8/4, 64@4x4/2, 64@3x3/1`, dense 512. "small": `16@8x8/4, 32@4x4/2`, dense 256.
       dtype: Dtype in which all layers but the output compute, e.g. `jnp.bfloat16`. None: the dtype of parameters
         and observations.
       hidden: Widths of the dense layers. None: the widths of `size`.

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from volvox._checks import check_has
+from volvox._checks import check_has, import_extra
 from volvox.report.files import Row, numbers
 
 __all__ = ["LoggedRun", "Logger", "csv", "tensorboard", "wandb"]
@@ -129,7 +129,7 @@ class _CSV:
 
 class _WeightsAndBiases:
     def __init__(self, options: Mapping[str, Any], run: LoggedRun):
-        import wandb as client  # pyright: ignore[reportMissingImports]  # an extra
+        client: Any = import_extra("wandb", "wandb")
 
         file = None if run.path is None else run.path / "wandb_id"
         known = file.read_text() if file is not None and file.exists() else None
