@@ -41,6 +41,7 @@ SMALLER = {
     "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
 )
 def test_marked_blocks_run(page, tmp_path, monkeypatch):
+    """No block raises."""
     monkeypatch.chdir(tmp_path)
     source = "".join(map(textwrap.dedent, PAGES[page]))
     for size, smaller in SMALLER.items():

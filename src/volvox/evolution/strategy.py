@@ -307,7 +307,7 @@ def choose(
     returns, valid = np.asarray(evaluation.returns), np.asarray(evaluation.valid)
     scores, errors = scores_and_errors(evaluation)
     compared = scores.copy()
-    # A challenger that played ranks above those that did not, even if its mean return is not finite.
+    # Challengers that played rank above the others, whatever their mean return.
     challengers = np.where(valid.any(axis=1), np.maximum(scores, _LOWEST), -np.inf)
     if elite is not None:
         challengers[elite] = -np.inf
