@@ -14,7 +14,7 @@ SMALLER = {
     "batch_size": {128: 16},
     "checkpoint_every": {150: 6},
     "end": {10_000: 1_000},
-    "evaluate_every": {2_500: 2_000, 10_000: 2_000, 20_000: 4_000, 100_000: 2_500, 200_000: 3_000},
+    "evaluate_every": {2_500: 600, 10_000: 2_000, 20_000: 4_000, 100_000: 2_500, 200_000: 3_000},
     "every": {500: 50},
     "max_episode_steps": {50: 20, 300: 20, 400: 20},
     "max_timesteps": {20_000: 4_000, 40_000: 4_000, 60_000: 11_000, 150_000: 11_000, 800_000: 5_000, 1_000_000: 6_000},
@@ -32,7 +32,12 @@ SMALLER = {
     "timesteps_per_iteration": {1_000: 100},
 }
 """Smaller budgets for the test, by argument and value."""
-OTHERS = {"DeepGA(frostbite.spec.num_outputs)": "DeepGA(18, size='small')", "seed in range(3)": "seed in range(1)"}
+OTHERS = {
+    "DeepGA(frostbite.spec.num_outputs)": "DeepGA(18, size='small')",
+    "seed in range(3)": "seed in range(1)",
+    'max_timesteps=20_000, run_dir=f"{runs}/{name}"': 'max_timesteps=1_200, run_dir=f"{runs}/{name}"',
+    'protocol="exact"': 'protocol="exact", num_episodes=2',
+}
 BUDGET = re.compile(rf'\b({"|".join(SMALLER)})("?[=:] ?)([\d_]+)')
 
 

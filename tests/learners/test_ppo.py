@@ -325,10 +325,8 @@ def test_advantages_are_normalised_over_the_valid_ones_of_a_minibatch():
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("updates", [1, 7, 40])
-@pytest.mark.parametrize("lag", [0, 1])
-def test_updates_are_spread_evenly_after_the_last_group_has_begun(lag, groups, updates):
-    """Or all are made then, without lag."""
-    settings = PPO(segment_length=T, num_epochs=updates, num_minibatches=1, lag=lag)
+def test_updates_are_spread_evenly_after_the_last_group_has_begun(groups, updates):
+    settings = PPO(segment_length=T, num_epochs=updates, num_minibatches=1, lag=1)
     made = settings.bind(CategoricalMLP(2, (4,)), probes.constant(num_envs=groups, groups=groups))
     made.learn = lambda collected, learning, key, turn, low, high: (int(low), int(high))
     turns = [Turn(g, jnp.int32(2), jnp.int32(beat), jnp.float32(0)) for beat in range(T) for g in range(groups)]
@@ -337,7 +335,14 @@ def test_updates_are_spread_evenly_after_the_last_group_has_begun(lag, groups, u
     assert firsts[groups - 1] == 0 < ends[groups - 1]
     np.testing.assert_array_equal(firsts[groups:], ends[groups - 1 : -1])
     assert ends[-1] == updates
-    assert ends[groups - 1] == updates if lag == 0 else np.ptp((ends - firsts)[groups - 1 :]) <= 1
+    assert np.ptp((ends - firsts)[groups - 1 :]) <= 1
+
+
+def test_without_lag_all_updates_are_made_in_the_last_turn():
+    settings = PPO(segment_length=T, num_epochs=7, num_minibatches=1, lag=0)
+    made = settings.bind(CategoricalMLP(2, (4,)), probes.constant(num_envs=3, groups=3))
+    assert not made.due.ravel()[:-1].any()
+    assert made.updates_due(jnp.int32(T - 1), 2) == (0, 7)
 
 
 @pytest.mark.parametrize("size", [1, 2, 1_000, 70_000])  # up to two sorts

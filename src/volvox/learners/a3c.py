@@ -3,9 +3,9 @@
 Mnih et al. 2016 (arXiv 1602.01783) in the form of GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256), with a fixed
 schedule in place of its queues. In round r every group collects a segment with the parameters of that round, while
 `work` goes through the segments of round r - lag in micro-batches, spread evenly over the beats; `finish` updates the
-parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 all groups learn from their segments and update in
-the first beat of the next round, which completes the segments. Only the timestep of that beat is one round old. Where u
-rounds share an update, data are `lag / u` updates old on average, and at most `ceil(lag / u)`.
+parameters. Data are therefore exactly `lag` rounds old. With `lag` 0 all groups learn from their segments in the last
+beat of the round, which completes the segments. Only the first timestep of the next segment, in the same beat, is one
+round old. Where u rounds share an update, data are `lag / u` updates old on average, and at most `ceil(lag / u)`.
 
     env = vx.envs.atari("Pong", num_envs=64, groups=2)
     network = vx.networks.ActorCritic(env.spec.num_outputs, vx.networks.SmallTorso())
@@ -138,7 +138,7 @@ class A3C:
         return Schedule(
             beats_per_round=self.segment_length,
             rounds_per_iteration=self.updates_per_iteration * self.rounds_per_update,
-            delay=max(self.lag, 1),
+            delay=self.lag,
             learning_rate=(lambda learning: rate(learning.update)) if callable(rate) else None,
         )
 
@@ -261,39 +261,30 @@ class _A3C(OnPolicy):
     def work(
         self, collected: OnPolicyData, learning: A3CLearning, key: Array, turn: Turn
     ) -> tuple[OnPolicyData, A3CLearning]:
-        """Learns from the group's micro-batches that are due in this beat.
-
-        With lag 0 all are due in beat 0, and the turn of the last group updates the parameters.
-        """
-        learning = self.learn(collected, learning, turn, *self.batches_due(turn.beat))
-        if self.settings.lag == 0 and turn.group == self.env.num_groups - 1:
-            learning = self.update_if(turn.beat == 0, learning, turn)
-        return collected, learning
+        """Learns from the group's micro-batches that are due in this beat."""
+        return collected, self.learn(collected, learning, turn, *self.batches_due(turn.beat))
 
     def batches_due(self, beat: Any) -> tuple[Any, Any]:
-        """Returns (first, end) of a group's micro-batches that are learned from in a beat."""
-        beats = self.settings.segment_length if self.settings.lag else 1
-        low, high = (self.num_batches * (beat + i).clip(0, beats) // beats for i in (0, 1))
+        """Returns (first, end) of a group's micro-batches that are learned from in a beat; with lag 0 in the last."""
+        last = self.settings.segment_length
+        beats = last if self.settings.lag else 1
+        low, high = (self.num_batches * (beat + i - last + beats).clip(0, beats) // beats for i in (0, 1))
         return low, high
 
     def finish(
         self, collected: OnPolicyData, learning: A3CLearning, key: Array, turn: Turn
     ) -> tuple[OnPolicyData, A3CLearning]:
-        """Updates the parameters at the end of the round if there is a lag."""
-        return collected, self.update_if(jnp.array(True), learning, turn) if self.settings.lag else learning
-
-    def update_if(self, due: Array, learning: A3CLearning, turn: Turn) -> A3CLearning:
-        """Updates the parameters if `due` is true and this is the last of the rounds that share an update."""
-        learned = turn.round - self.delay + 1  # rounds learned since the environments were made
-        due &= (learned > 0) & (learned % self.settings.rounds_per_update == 0)
+        """Updates the parameters at the end of the last of the rounds that share an update."""
+        learned = turn.round - self.settings.lag + 1  # rounds learned since the environments were made
+        due = (learned > 0) & (learned % self.settings.rounds_per_update == 0)
         # A trip count, not a condition, so that parameters stay in place.
         update = lambda _, learning: self.update(learning, turn.mean_return)  # noqa: E731
-        return jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
+        return collected, jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
 
     def learn(self, collected: OnPolicyData, learning: A3CLearning, turn: Turn, low: Array, high: Array) -> A3CLearning:
         """Accumulates the gradients of micro-batches `low` to `high` of the group."""
         s, ring = self.settings, collected.collectors[turn.group].ring
-        slot = (turn.round - self.delay) % (self.delay + 1)
+        slot = self.slot(turn)
         # Up to a lag of 1, the parameters that learn have predicted the bootstrap value themselves.
         part = {"num_envs": self.micro_batch, "with_next": s.vtrace and s.lag > 1}
 
@@ -304,7 +295,7 @@ class _A3C(OnPolicy):
             return self.accumulate(learning, segments.take(ring, place, i * self.micro_batch, **part))
 
         # A trip count, not a condition, so that gradients stay in place.
-        return jax.lax.fori_loop(low, jnp.where(turn.round >= self.delay, high, low), one, learning)
+        return jax.lax.fori_loop(low, jnp.where(turn.round >= s.lag, high, low), one, learning)
 
 
 def vtrace(

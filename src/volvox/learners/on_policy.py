@@ -1,8 +1,9 @@
 """The base of on-policy learners: a network with a policy and a value acts, and segments of its data are collected.
 
 A learner such as `A3C` or `PPO` adds its state of learning, its loss, and when it learns. In round r every group
-collects a segment. The reward of its last timestep comes with the first timestep of round r + 1, for which the policy
-acts before anything is learned. With `lag` 0 the segment is learned from in this beat, otherwise in round `r + lag`.
+collects a segment, which is learned from in round `r + lag`. The reward of its last timestep comes with the first
+timestep of the next segment, for which the policy acts before anything is learned. With `lag` 0 this is the last beat
+of round r: segments begin one beat before their round, and the very first one has one timestep less.
 """
 
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ class OnPolicy(Learner):
       network: The network as pure functions.
       policy: The network's policy, which normalises observations if `settings.normalize_observations`.
       num_envs: Environments B of a group.
-      delay: Rounds between the round that collects a segment and the round that learns from it.
+      num_segments: Segments in the ring of a group: those that wait for learning, and the one that is collected.
     """
 
     def __init__(self, settings: Any, network: Any, env: Env):
@@ -83,7 +84,7 @@ class OnPolicy(Learner):
             raise ValueError(f"episodic_life=True needs lives, which {env.spec.name} does not report; leave it out.")
         self.settings, self.env = settings, env
         self.network = self.functions(network, env.spec)
-        self.num_envs, self.delay = env.num_envs // env.num_groups, max(settings.lag, 1)
+        self.num_envs, self.num_segments = env.num_envs // env.num_groups, max(settings.lag, 1) + 1
         policy = self.network.policy
         self.policy = normalization.normalizing(policy, env.spec) if settings.normalize_observations else policy
 
@@ -104,7 +105,7 @@ class OnPolicy(Learner):
 
         def collector() -> Collector:
             recurrent = policy.initial_state(b)
-            ring = segments.init(self.delay + 1, s.segment_length, b, spec, recurrent)
+            ring = segments.init(self.num_segments, s.segment_length, b, spec, recurrent)
             return Collector(ring, recurrent, jnp.zeros(b, jnp.int32))
 
         moments = normalization.init(env.spec.observation) if s.normalize_observations else ()
@@ -138,9 +139,14 @@ class OnPolicy(Learner):
             timestep = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
         chosen = {"action": action, "log_prob": actions.log_prob(output, action), "version": learning.update}
         chosen |= {"reward": reward, "value": value, "recurrent": recurrent}
-        ring = segments.add(data.ring, turn.round, turn.beat, timestep, **chosen)
+        later, beat = jnp.divmod(turn.beat + (s.lag == 0), s.segment_length)
+        ring = segments.add(data.ring, turn.round + later, beat, timestep, **chosen)
         collectors = replaced(collected.collectors, g, Collector(ring, next_recurrent, lives))
         return OnPolicyData(collectors, moments, rewards), clip_action(action, self.env.spec)
+
+    def slot(self, turn: Turn) -> Array:
+        """Returns the slot of the segments that are learned from in a turn."""
+        return (turn.round - self.settings.lag) % self.num_segments
 
     def variables(self, collected: OnPolicyData, learning: Any) -> ArrayTree:
         """Returns the variables of the policy."""

@@ -3,8 +3,8 @@
 In each round every group collects a segment, which is learned from in epochs of shuffled minibatches. With `lag` 1
 these updates are spread evenly over the next round, in which the latest parameters act. Data are then on average half a
 round of updates older than in the textbook; `lag_mean` measures it. Ratios are exact, since each timestep keeps the
-probability with which its action was drawn. With `lag` 0, almost the textbook's form, all updates are made in the first
-beat of the next round, which completes the segments. Only the timestep of that beat is one round older.
+probability with which its action was drawn. With `lag` 0, almost the textbook's form, all updates are made in the last
+beat of the round, which completes the segments. Only the first timestep of the next segments, in this beat, is older.
 
     env = vx.envs.mujoco("HalfCheetah-v4", num_envs=1)
     algorithm = vx.learn(vx.PPO.mujoco(), vx.networks.GaussianMLP(6), env)  # or vx.PPO.atari(), or vx.PPO()
@@ -153,7 +153,7 @@ def epochs_schedule(settings: Any, env: Env) -> Schedule:
     """Returns the schedule of `Epochs`: a beat for each timestep of a segment."""
     changes, rounds = settings.anneal_timesteps or callable(settings.learning_rate), settings.rounds_per_iteration
     rate = functools.partial(_current_rate, settings, env) if changes else None
-    return Schedule(settings.segment_length, rounds_per_iteration=rounds, delay=1, learning_rate=rate)
+    return Schedule(settings.segment_length, rounds_per_iteration=rounds, delay=settings.lag, learning_rate=rate)
 
 
 def _current_rate(settings: Any, env: Env, learning: "EpochsLearning") -> Any:
@@ -367,22 +367,23 @@ class Epochs(OnPolicy):
         return collected, self.learn(collected, learning, key, turn, *self.updates_due(turn.beat, turn.group))
 
     def updates_due(self, beat: Any, group: Any) -> tuple[Any, Any]:
-        """Returns (first, end) of the updates by a round that are made in a turn of the next round.
+        """Returns (first, end) of the updates that are made in a turn.
 
-        The first updates are due in beat 0 when the last group has acted, because only then all segments are complete.
-        With lag 1 the updates are spread evenly from there to the end of the round.
+        With lag 0 all are due in the last turn of the round, which completes its segments. With lag 1 those of the
+        round before are complete when the last group has acted in beat 0, and the updates are spread evenly from there.
         """
-        groups = self.env.num_groups
-        number = beat * groups + group - (groups - 1)
-        count = (self.settings.segment_length - 1) * groups + 1 if self.settings.lag else 1
+        groups, length = self.env.num_groups, self.settings.segment_length
+        first = 0 if self.settings.lag else length - 1
+        number = (beat - first) * groups + group - (groups - 1)
+        count = (length - 1 - first) * groups + 1
         low, high = (-(-self.num_updates * (number + i).clip(0, count) // count) for i in (0, 1))
         return low, high
 
     def learn(
         self, collected: OnPolicyData, learning: EpochsLearning, key: Array, turn: Turn, low: Array, high: Array
     ) -> EpochsLearning:
-        """Makes updates `low` to `high` of the segments of the round before, unless their round is stopped."""
-        slot, has_data = (turn.round - 1) % 2, turn.round > 0
+        """Makes updates `low` to `high` of the segments that are due, unless their round is stopped."""
+        slot, has_data = self.slot(turn), turn.round >= self.settings.lag
 
         def prepare(i: Array, learning: EpochsLearning) -> EpochsLearning:
             # If nothing depended on `i`, XLA would compute this before the loop, in every beat.
