@@ -42,8 +42,8 @@ class Reinforce:
     lag: int = 0
 
     def schedule(self, env: vx.Env) -> Schedule:
-        """Rounds of a segment, which is complete in the first beat of the next round."""
-        return Schedule(self.segment_length, rounds_per_iteration=self.updates_per_iteration, delay=1)
+        """Rounds of a segment."""
+        return Schedule(self.segment_length, rounds_per_iteration=self.updates_per_iteration)
 
     def bind(self, network: Any, env: vx.Env) -> "ReinforceLearner":
         """Returns the learner."""
@@ -60,7 +60,7 @@ class Learning(NamedTuple):
 
 
 class ReinforceLearner(OnPolicy):
-    """Collects a segment in each round, and learns from it when the next begins."""
+    """Collects a segment in each round, and learns from it at its end."""
 
     def __init__(self, settings: Reinforce, network: Any, env: vx.Env):
         super().__init__(settings, network, env)
@@ -85,18 +85,15 @@ class ReinforceLearner(OnPolicy):
         total = each.sum(where=segment.valid)
         return total, metrics.means({"loss": total}, count=segment.valid.sum())
 
-    def work(self, collected: OnPolicyData, learning: Learning, key: jax.Array, turn: Turn) -> Any:
-        """Updates the parameters when all groups have acted in the first beat after a round."""
-        if turn.group < self.env.num_groups - 1:
-            return collected, learning
-        due = ((turn.beat == 0) & (turn.round > 0)).astype(jnp.int32)
-        return collected, jax.lax.fori_loop(0, due, lambda _, x: self.update(collected, x, turn), learning)
+    def finish(self, collected: OnPolicyData, learning: Learning, key: jax.Array, turn: Turn) -> Any:
+        """Updates the parameters."""
+        return collected, self.update(collected, learning, turn)
 
     def update(self, collected: OnPolicyData, learning: Learning, turn: Turn) -> Learning:
         """Updates the parameters by the segments of all groups."""
         gradient, count, gathered = jax.tree.map(jnp.zeros_like, learning.params), jnp.float32(0), learning.metrics
         for data in collected.collectors:
-            segment = segments.take(data.ring, (turn.round - 1) % 2, jnp.int32(0), self.num_envs)
+            segment = segments.take(data.ring, self.slot(turn), jnp.int32(0), self.num_envs)
             (_, new), more = jax.value_and_grad(self.loss, has_aux=True)(learning.params, segment)
             gradient, count = jax.tree.map(jnp.add, gradient, more), count + segment.valid.sum()
             gathered = metrics.add(gathered, new)
