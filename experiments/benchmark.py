@@ -228,7 +228,10 @@ def small_rows() -> tuple[Row, ...]:
 
 
 def full_rows() -> tuple[Row, ...]:
-    """The rows of the full benchmark: Atari and MuJoCo."""
+    """The rows of the full benchmark: Atari and MuJoCo.
+
+    "TD3 first code" has the constants of the authors' first code, and shows how learning begins.
+    """
     atari = {"Pong": 20.36, "Breakout": 414.66, "Seaquest": 1_230.0, "Frostbite": 904.3, "Kangaroo": 7_281.6}
     mujoco = {"HalfCheetah": 9_583.0, "Hopper": 3_135.0, "Walker2d": 4_058.0}
     a3c = dataclasses.replace(vx.A3C.mujoco(), normalize_observations=True)
@@ -245,6 +248,17 @@ def full_rows() -> tuple[Row, ...]:
         )
         for task, score in mujoco.items()
     ]
+    td3: Any = {"learning_rate": 1e-3, "batch_size": 100, "random_timesteps": 10_000}
+    rows.append(
+        Row(
+            name="TD3 first code, HalfCheetah",
+            task="HalfCheetah-v5",
+            learner=vx.TD3(**td3),
+            num_envs=1,
+            timesteps=40_000,
+            hidden=(256, 256),
+        )
+    )
     for task in mujoco:
         named = {"task": f"{task}-v5", "timesteps": 1_000_000}
         rows.append(Row(name=f"PPO mujoco, {task}", learner=ppo_mujoco, num_envs=1, **named))

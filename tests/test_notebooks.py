@@ -35,7 +35,7 @@ SMALLER = {
 OTHERS = {
     "DeepGA(frostbite.spec.num_outputs)": "DeepGA(18, size='small')",
     "seed in range(3)": "seed in range(1)",
-    'max_timesteps=20_000, run_dir=f"{runs}/{name}"': 'max_timesteps=1_200, run_dir=f"{runs}/{name}"',
+    'max_timesteps=4000, run_dir=f"{runs}/{name}", on_step': 'max_timesteps=1_200, run_dir=f"{runs}/{name}", on_step',
     'protocol="exact"': 'protocol="exact", num_episodes=2',
 }
 BUDGET = re.compile(rf'\b({"|".join(SMALLER)})("?[=:] ?)([\d_]+)')

@@ -158,6 +158,7 @@ def test_without_lag_each_transition_is_learned_from_once():
                 seen = np.float32(1_000 * (number + 1) + 10 * g + np.arange(b))[:, None]
                 flags = [jnp.asarray(rng.random(b) < 0.2) for _ in range(3)]
                 timestep = TimeStep(jnp.asarray(seen), jnp.float32(rng.normal(size=b)), *flags, {})
+                timestep = timestep._replace(first=timestep.first | (number == 0))
                 turn = Turn(g, jnp.int32(number // t), jnp.int32(number % t), jnp.float32(0))
                 version, keys = int(learning.update), jax.random.split(jax.random.key(number), b)
                 collected, action = learner.act(collected, learning, keys, turn, timestep)
@@ -169,7 +170,10 @@ def test_without_lag_each_transition_is_learned_from_once():
                 collected, learning = learner.finish(collected, learning, keys[0], turn)
     pairs = [np.stack([*x, *y], 1) for g in range(2) for x, y in zip(chosen[g], followed[g][1:], strict=False)]
     expected, found = np.concatenate(pairs), np.concatenate(learned)
-    found = found[found[:, 0] > 0]  # without the missing timestep of the first segments
+    missing = found[:, 0] == 0  # the first timestep of the first segments
+    assert missing.sum() == 8
+    assert not found[missing, -1].any()  # valid
+    found = found[~missing]
     np.testing.assert_array_equal(found[np.argsort(found[:, 0])], expected[np.argsort(expected[:, 0])])
 
 

@@ -39,7 +39,7 @@ class Reinforce:
     normalize_observations: bool = False
     normalize_rewards: bool = False
     updates_per_iteration: int = 100
-    lag: int = 0
+    lag = 0  # not a setting
 
     def schedule(self, env: vx.Env) -> Schedule:
         """Rounds of a segment."""

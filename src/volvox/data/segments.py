@@ -1,7 +1,7 @@
 """Segments: the latest rounds of a group of environments, from which on-policy learners learn.
 
 A ring holds `R` segments of `L` timesteps of `B` environments. A timestep is added when its action is chosen. Its
-reward comes with the next timestep; after the last timestep of a segment, this is in the next round.
+reward comes with the next timestep; after the last timestep of a segment, this is the first of the next segment.
 
     ring = segments.init(num_segments=2, length=20, num_envs=32, spec=env.spec, recurrent=())
     ring = segments.add(ring, round_, beat, timestep, action=action, log_prob=log_prob, ...)  # at every beat
@@ -90,18 +90,18 @@ def add(
 
     Args:
       ring: Segments of the group.
-      round_: Index of this round, int32 scalar.
-      beat: Index of this beat in the round, int32 scalar.
-      timestep: Timestep of this beat. Its `terminated` may include ends that only the learner sees, e.g. lost lives.
+      round_: Number of the segment, int32 scalar.
+      beat: Index of the timestep in it, int32 scalar.
+      timestep: The timestep. Its `terminated` may include ends that only the learner sees, e.g. lost lives.
       reward: float32 `[B]`: Reward of the previous action, as it is learned from.
       value: float32 `[B]`: Predicted value of the observation.
       action: `[B, ...]`: Action that was chosen in this beat.
       log_prob: float32 `[B]`: Logarithm of its probability.
       version: int32 scalar: Number of updates so far.
-      recurrent: Recurrent state before the policy acted, leaves `[B, ...]`; the state of the first beat is kept.
+      recurrent: Recurrent state before the policy acted, leaves `[B, ...]`; the state of beat 0 is kept.
 
     Returns:
-      The ring. The very first beat completes a timestep that was never added; it is overwritten later.
+      The ring. The very first timestep completes one that was never added, which is not valid: it begins an episode.
     """
     num_segments, length, _ = ring.first.shape
     slot, last, before = round_ % num_segments, (round_ - (beat == 0)) % num_segments, (beat - 1) % length

@@ -266,9 +266,10 @@ class _A3C(OnPolicy):
 
     def batches_due(self, beat: Any) -> tuple[Any, Any]:
         """Returns (first, end) of a group's micro-batches that are learned from in a beat; with lag 0 in the last."""
-        last = self.settings.segment_length
-        beats = last if self.settings.lag else 1
-        low, high = (self.num_batches * (beat + i - last + beats).clip(0, beats) // beats for i in (0, 1))
+        length = self.settings.segment_length
+        first = 0 if self.settings.lag else length - 1
+        beats = length - first
+        low, high = (self.num_batches * (beat - first + i).clip(0, beats) // beats for i in (0, 1))
         return low, high
 
     def finish(

@@ -3,7 +3,7 @@
 A learner such as `A3C` or `PPO` adds its state of learning, its loss, and when it learns. In round r every group
 collects a segment, which is learned from in round `r + lag`. The reward of its last timestep comes with the first
 timestep of the next segment, for which the policy acts before anything is learned. With `lag` 0 this is the last beat
-of round r: segments begin one beat before their round, and the very first one has one timestep less.
+of round r: segments begin one beat before their round, and the very first ones lack their first timestep.
 """
 
 from typing import Any, NamedTuple
@@ -139,6 +139,7 @@ class OnPolicy(Learner):
             timestep = timestep._replace(terminated=timestep.terminated | lost, truncated=timestep.truncated & ~lost)
         chosen = {"action": action, "log_prob": actions.log_prob(output, action), "version": learning.update}
         chosen |= {"reward": reward, "value": value, "recurrent": recurrent}
+        # With lag 0 the last beat of a round is the first timestep of the next segment.
         later, beat = jnp.divmod(turn.beat + (s.lag == 0), s.segment_length)
         ring = segments.add(data.ring, turn.round + later, beat, timestep, **chosen)
         collectors = replaced(collected.collectors, g, Collector(ring, next_recurrent, lives))
