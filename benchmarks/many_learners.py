@@ -41,6 +41,7 @@ class Options:
     parts: tuple[Literal["ppo", "td3", "a3c"], ...] = ("ppo", "td3", "a3c")
     ppo_learners: int = 64
     td3_learners: int = 10
+    td3_width: Annotated[int, Flag(help="of the hidden layers of TD3")] = 256
     a3c_learners: int = 4
     rounds: Annotated[int, Flag(help="of PPO in a run, and of A3C in a turn")] = 50
     timesteps: Annotated[int, Flag(help="of each TD3 learner in a turn")] = 500
@@ -59,7 +60,7 @@ def ppo(options: Options, num_learners: int) -> vx.Algorithm:
 
 def td3(options: Options, num_learners: int) -> vx.Algorithm:
     env = vx.envs.mujoco("HalfCheetah", num_envs=4, groups=2)
-    networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs)
+    networks = vx.networks.ActorAndCritic.mlp(env.spec.num_outputs, (options.td3_width,) * 2)
     sizes: Any = {"random_timesteps": options.timesteps, "timesteps_per_iteration": options.timesteps}
     return vx.learn(vx.TD3(**sizes, replay_size=50_000), networks, env, num_learners=num_learners)
 
@@ -123,7 +124,7 @@ def measure_all(options: Options) -> dict[str, Any]:
         figures["rejax"] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
         figures["ppo_over_rejax"] = figures["ppo"]["timesteps_per_s_all"] / figures["rejax"]["timesteps_per_s_all"]
     if "td3" in options.parts:
-        matmuls = floor(TD3Options(), observation=17, action=6)
+        matmuls = floor(TD3Options(width=options.td3_width), observation=17, action=6)
         floors = [matmuls() for _ in range(options.turns)]
         figures["td3"] = measure_in_turn(td3, options, options.td3_learners)
         floors += [matmuls() for _ in range(options.turns)]

@@ -44,6 +44,7 @@ class Options:
     cutoff: Annotated[int, Flag(help="timesteps after which an episode is cut")] = 400
     network: Literal["large", "small"] = "large"
     noise: Annotated[Literal["table", "low-rank"], Flag(help="low-rank: of rank 1")] = "table"
+    seconds: Annotated[float, Flag(help="of the emulators alone, and of the networks alone")] = 5.0
     seed: int = 0
     host: Annotated[bool, Flag(help="drive the loop from Python instead of compiling it whole")] = False
     naive_batches: Annotated[int, Flag(help="batches of num_envs members for plain vmap; 0: skip it")] = 1
@@ -78,7 +79,7 @@ class Setting:
         return vx.Population(bases, parent, seeds, scale, initial, episodes, jnp.zeros(size))
 
 
-def inference_steps_per_s(setting: Setting, code: Encoding, population: vx.Population, seconds: float = 5.0) -> float:
+def inference_steps_per_s(setting: Setting, code: Encoding, population: vx.Population, seconds: float) -> float:
     """The networks alone: each slot's own network acts, group by group, inside one compiled loop."""
     spec, num_groups = setting.env.spec, setting.env.num_groups
     b = setting.env.num_envs // num_groups
@@ -199,8 +200,8 @@ def measure(options: Options) -> dict:
         figures["peak_rss_gb"] = json.loads(printed.strip().splitlines()[-1])["peak_rss_gb"]
     setting = Setting(options)
     played, code, offspring = rollout(setting, options, options.population, options.cutoff)
-    env_rate = env_steps_per_s(setting.env.make(options.seed, max_episode_steps=options.cutoff))
-    inference_rate = inference_steps_per_s(setting, code, offspring)
+    env_rate = env_steps_per_s(setting.env.make(options.seed, max_episode_steps=options.cutoff), options.seconds)
+    inference_rate = inference_steps_per_s(setting, code, offspring, options.seconds)
     bound = 1 / (1 / env_rate + 1 / inference_rate)
     figures |= played | {
         "env_steps_per_s": env_rate,

@@ -38,8 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts optimised tests at the end, because the change drops compiled programs."""
-    items.sort(key=lambda item: item.get_closest_marker("optimized") is not None)
+    """Puts optimised tests at the end, because the change drops compiled programs, and the longest tests first.
+
+    Those are of documents and packaging, in the folder of all tests.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("optimized") is not None, item.path.parent.name != "tests"))
 
 
 @pytest.hookimpl(tryfirst=True)

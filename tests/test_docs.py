@@ -24,14 +24,24 @@ QUICK = ("docs/how-to/learner.md", "docs/how-to/environment.md")
 SMALLER = {
     "num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=4, num_learners=2, max_timesteps=4_000",
     'num_actors="nodes"': "num_actors=2",
-    "workers=workers": "workers=workers, max_episode_steps=50",
+    "workers=workers": "workers=workers, max_episode_steps=5",
+    "vx.networks.DeepGA(env.spec.num_outputs)": 'vx.networks.DeepGA(env.spec.num_outputs, size="small")',
+    "vx.A3C(), vx.networks.ActorCritic(6": "vx.A3C(updates_per_iteration=5), vx.networks.ActorCritic(6",
     "evaluate_every=20_000": "evaluate_every=2_000",
     "sweep.again(3)": "sweep.again(1)",
     "num_envs=64": "num_envs=4",
     "population_size=1_000": "population_size=16",
     "steps=100, ": "steps=1, ",
     "steps=1_000, ": "steps=1, ",
-    "stop_after=600": "stop_after=10",
+    "vx.TD3()": "vx.TD3(random_timesteps=100, replay_size=2_000, timesteps_per_iteration=500)",
+    "evaluate_every=50_000": "evaluate_every=1_000",
+    "stop_after=600": "max_timesteps=1_000",
+    "num_episodes=30": "num_episodes=2",
+    "vx.PPO(**settings)": "vx.PPO(rounds_per_iteration=2, **settings)",
+    "evaluate_every=10_000": "evaluate_every=2_000",
+    "max_timesteps=50_000": "max_timesteps=4_000",
+    'steps=10, run_dir="runs/b"': 'steps=2, run_dir="runs/b"',
+    "seconds=1.0": "seconds=0.1",
 }
 """Sizes of blocks, and smaller ones for tests."""
 

@@ -13,11 +13,13 @@ SCRIPTS = {
     "gradients": "--batch 8 --micro-batch 4 --repeats 2",
     "gymnasium_loop": "--timesteps 2000 --variants stepping workers0",
     "jax_envs": "--suite cartpole --num-envs 8 --segment-length 8 --seconds 0.1 --turns 1",
-    "many_learners": "--parts ppo td3 --ppo-learners 2 --td3-learners 2 --rounds 1 --timesteps 9 --turns 1",
+    "many_learners": "--parts ppo td3 --ppo-learners 2 --td3-learners 2 --td3-width 32 --rounds 1 --timesteps 9 "
+    "--turns 1",
     "maze": "--population-size 40 --num-envs 20 --generations 1",
     "novelty": "--behaviors 20 --archive 40 --repeats 2",
     "population_forward": "--num-networks 2 --size small --repeats 2",
-    "population_rollout": "--population 8 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory",
+    "population_rollout": "--population 8 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory "
+    "--seconds 0.1",
     "ppo": "--seconds 0.1 --turns 1 --preset mujoco --task HalfCheetah-v4 --num-envs 1 --groups 1",
     "scaling": "",
     "strategies": "--members 8 --params 1000 --generations 1 --side volvox",

@@ -5,7 +5,7 @@ import pytest
 
 TINY = [
     *("desktop", "--game", "Pong", "--population-size", "4", "--num-envs", "4", "--num-validation-episodes", "2"),
-    *("--max-episode-steps", "10"),
+    *("--max-episode-steps", "10", "--network", "small"),
 ]
 
 

@@ -86,7 +86,7 @@ def test_the_reference_has_the_settings_of_volvox(module, size):
 @pytest.mark.slow
 def test_a_tiny_run_is_made_once(module, row, monkeypatch, tmp_path, capsys):
     learner = vx.A3C(updates_per_iteration=1)  # many rows have no evaluation
-    row = dataclasses.replace(row, learner=learner, timesteps=2_000)
+    row = dataclasses.replace(row, learner=learner, timesteps=1_200)
     novelty = dataclasses.replace(row, name="novelty", learner=None, num_envs=50, timesteps=200_000)
     monkeypatch.setitem(module.ROWS, "small", lambda: (row, novelty))
     options = module.Run(run_dir=str(tmp_path), seeds=1, sides=("volvox",), measure_time=False)

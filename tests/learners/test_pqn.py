@@ -47,7 +47,7 @@ def test_values_of_actions_are_known(learned):
 def test_the_defaults_learn_cartpole():
     """Without normalised rewards the mean is 67."""
     env, network = vx.envs.cartpole(num_envs=32), MLP(2, (64, 64), nn.relu, layer_norm=True)
-    algorithm = vx.learn(vx.PQN(), network, env, num_learners=3, evaluate_every=100_000, num_evaluation_episodes=20)
+    algorithm = vx.learn(vx.PQN(), network, env, num_learners=2, evaluate_every=100_000, num_evaluation_episodes=20)
     run = vx.train(algorithm, seed=0, max_timesteps=100_000, progress=False)
     assert run.metrics[-1]["evaluation_mean"] > 250
 
