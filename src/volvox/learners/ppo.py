@@ -122,13 +122,13 @@ class PPO:
     def mujoco(cls) -> "PPO":
         """Returns the constants of CleanRL's ppo_continuous_action.py, for 1 environment and 1 million timesteps.
 
-        Three things differ: `lag` is 1, a time limit bootstraps, and the reward that ends an episode is added to the
-        discounted return by which rewards are scaled (`volvox.data.normalization`).
+        Two things differ: a time limit bootstraps, and the reward that ends an episode is added to the discounted
+        return by which rewards are scaled (`volvox.data.normalization`).
         """
         sizes = {"segment_length": 2_048, "num_epochs": 10, "num_minibatches": 32, "rounds_per_iteration": 5}
         rates = {"learning_rate": 3e-4, "anneal_timesteps": 1_000_000, "entropy_coefficient": 0.0}
         scales = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0, "value_clip": 0.2}
-        return cls(**sizes, **rates, **scales, lag=1)
+        return cls(**sizes, **rates, **scales)
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""
