@@ -35,8 +35,8 @@ def test_training_needs_no_safetensors():
 
 @pytest.mark.slow
 def test_the_wheel_runs_the_example_of_readme(tmp_path):
-    build = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path))
-    run(sys.executable, *build, str(ROOT), cwd=tmp_path)
+    build = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--check-build-dependencies")
+    run(sys.executable, *build, "--wheel-dir", str(tmp_path), str(ROOT), cwd=tmp_path)
     (wheel,) = tmp_path.glob("volvox_rl-*.whl")
     assert wheel.stat().st_size <= 2_000_000
     names = {"volvox/py.typed", "volvox/envs/atari_scores.csv", "volvox/runs/agents/frostbite-ga.safetensors"}
