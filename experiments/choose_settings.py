@@ -42,7 +42,6 @@ Name = Literal[
     "a3c-breakout",
     "a3c-boxing",
     "ppo-pong",
-    "ppo-halfcheetah",
 ]
 
 
@@ -188,9 +187,17 @@ def image_study(game: str) -> Study:
     )
 
 
-def lags(learner: vx.PPO) -> dict[str, vx.PPO]:
-    """Returns a learner with each lag."""
-    return {f"lag {lag}": dataclasses.replace(learner, lag=lag) for lag in (0, 1)}
+def ppo_lag_study() -> Study:
+    """Returns the study of PPO's lag on Pong, with the settings of `atari_ppo.py desktop`."""
+    variants = {f"lag {lag}": dataclasses.replace(atari_ppo.DESKTOP.learner, lag=lag) for lag in (0, 1)}
+    return Study(
+        env=lambda: vx.envs.atari("Pong", num_envs=16, groups=2),
+        network=images,
+        variants=variants,
+        timesteps=400_000,
+        num_learners=3,
+        num_episodes=0,
+    )
 
 
 STUDIES: dict[Name, Study] = {
@@ -227,20 +234,7 @@ STUDIES: dict[Name, Study] = {
     "a3c-pong": image_study("Pong"),
     "a3c-breakout": image_study("Breakout"),
     "a3c-boxing": image_study("Boxing"),
-    "ppo-pong": Study(
-        env=lambda: vx.envs.atari("Pong", num_envs=16, groups=2),
-        network=images,
-        variants=lags(atari_ppo.DESKTOP.learner),
-        timesteps=400_000,
-        num_learners=3,
-        num_episodes=0,
-    ),
-    "ppo-halfcheetah": Study(
-        env=lambda: vx.envs.mujoco("HalfCheetah-v5", num_envs=1),
-        network=gaussian,
-        variants=lags(dataclasses.replace(vx.PPO.mujoco(), anneal_timesteps=500_000)),
-        timesteps=500_000,
-    ),
+    "ppo-pong": ppo_lag_study(),
 }
 
 

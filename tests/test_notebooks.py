@@ -69,7 +69,7 @@ def test_a_notebook_is_executed(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
 def test_cells_run(path, tmp_path, monkeypatch):
-    """Without a kernel, so that the programs of all notebooks are compiled in one process."""
+    """No cell raises. There is no kernel, so that the programs of all notebooks are compiled in one process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]

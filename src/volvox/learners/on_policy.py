@@ -75,7 +75,7 @@ class OnPolicy(Learner):
       network: The network as pure functions.
       policy: The network's policy, which normalises observations if `settings.normalize_observations`.
       num_envs: Environments B of a group.
-      num_segments: Segments in the ring of a group: those that wait for learning, and the one that is collected.
+      num_segments: Number of segments that a group keeps: the one being collected and those not learned from yet.
     """
 
     def __init__(self, settings: Any, network: Any, env: Env):
