@@ -307,7 +307,7 @@ def choose(
     returns, valid = np.asarray(evaluation.returns), np.asarray(evaluation.valid)
     scores, errors = scores_and_errors(evaluation)
     compared = scores.copy()
-    # A challenger that played ranks above one that did not, even if its mean return is -inf or NaN.
+    # A challenger that played ranks above one that did not, even if its mean return is -inf.
     challengers = np.where(valid.any(axis=1), np.maximum(scores, _LOWEST), -np.inf)
     if elite is not None:
         challengers[elite] = -np.inf
