@@ -16,7 +16,7 @@ help:
 	@echo "make test         install, then run the quick tests"
 	@echo "make test-slow    install, then run the other tests: runs of scripts and notebooks, Ray, kernels"
 	@echo "make test-all     install, then run every test"
-	@echo "make test-exact   compare golden runs bit by bit, and play every start of every committed lineage"
+	@echo "make test-exact   compare golden runs bit by bit; play every committed lineage and every agent of the zoo"
 	@echo "make test-newest  run the quick tests with $(PYTHON_NEWEST) and the newest versions of all dependencies"
 	@echo "make lint         install, then check style, imports and types"
 	@echo "make check        make lint and make test: before each commit"
@@ -67,7 +67,7 @@ test-all: test test-slow
 # Bits are equal only on processors like the one that recorded them.
 test-exact: $(VENV)/.installed-dev
 	VOLVOX_EXACT=1 VOLVOX_LINEAGES=1 $(PYTEST) tests/evolution/test_golden.py tests/learners/test_golden.py \
-		tests/experiments/test_score_lineages.py
+		tests/experiments/test_score_lineages.py tests/runs/test_zoo.py
 
 test-newest: $(NEWEST)/.installed
 	$(NEWEST)/bin/python -m pytest --numprocesses 2 --dist worksteal -m "not slow and not optimized"

@@ -22,8 +22,7 @@ PAGES = {
 
 QUICK = ("docs/how-to/learner.md", "docs/how-to/environment.md")
 SMALLER = {
-    "num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=4, num_learners=2, max_timesteps=4_000",
-    'num_actors="nodes"': "num_actors=2",
+    "num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=2, num_learners=2, max_timesteps=4_000",
     "workers=workers": "workers=workers, max_episode_steps=5",
     "vx.networks.DeepGA(env.spec.num_outputs)": 'vx.networks.DeepGA(env.spec.num_outputs, size="small")',
     "vx.A3C(), vx.networks.ActorCritic(6": "vx.A3C(updates_per_iteration=5), vx.networks.ActorCritic(6",

@@ -25,7 +25,7 @@ SMALLER = {
     "num_evaluation_episodes": {4: 1, 5: 1},
     "num_learners": {8: 2, 12: 2, 15: 3},
     "num_parents": {8: 2},
-    "num_trials": {12: 4},
+    "num_trials": {12: 2},
     "num_validation_episodes": {4: 1},
     "population_size": {32: 8, 64: 8, 128: 16, 250: 40},
     "random_timesteps": {1_000: 100},

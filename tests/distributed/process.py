@@ -54,9 +54,9 @@ def main(settings: dict[str, Any]) -> None:
         made, options = algorithm(*settings["algorithm"]), {"progress": False, "loggers": ()}
         run = vx.train(made, steps=settings["steps"], run_dir=settings["run_dir"], **options)
         sys.exit(run.exit_code)
-    for case, options in settings["cases"]:
+    for name, (case, options) in settings["cases"].items():
         variables, row = learned(*case, **options)
-        np.savez(f"{settings['out']}-{case[0]}.npz", variables=variables, row=json.dumps(row))
+        np.savez(f"{settings['out']}-{name}.npz", variables=variables, row=json.dumps(row))
 
 
 if __name__ == "__main__":

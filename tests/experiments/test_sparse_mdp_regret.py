@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.linear_model import Lasso
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "sparse_mdp"
 
@@ -17,6 +16,13 @@ def script(load):
     return load("sparse_mdp_regret")
 
 
+def lasso(penalty):
+    """scikit-learn's Lasso; imported here because that takes as long as JAX."""
+    from sklearn.linear_model import Lasso
+
+    return Lasso(alpha=penalty, fit_intercept=False, tol=1e-10, max_iter=100_000)
+
+
 @pytest.mark.parametrize(("n", "d", "penalty"), [(200, 20, 0.01), (40, 300, 0.1)])
 def test_lasso_finds_scikit_learns_weights(script, n, d, penalty):
     random = np.random.default_rng(0)
@@ -24,7 +30,7 @@ def test_lasso_finds_scikit_learns_weights(script, n, d, penalty):
     features[:, 1] += features[:, 0]
     features[:, 3] = 0
     targets = (features[:, :4].sum(axis=1) + 0.3 * random.normal(size=n)).astype(np.float32)
-    oracle = Lasso(alpha=penalty, fit_intercept=False, tol=1e-10, max_iter=100_000).fit(features.astype(float), targets)
+    oracle = lasso(penalty).fit(features.astype(float), targets)
     weights, gap, passes = jax.jit(script.lasso)(features, targets, penalty, tolerance=1e-6)
     np.testing.assert_allclose(weights, oracle.coef_, atol=2e-3)
     assert weights[3] == 0
@@ -73,7 +79,7 @@ def test_weights_are_those_of_a_loop_over_timesteps(script):
         fold = slice(30 * h, 30 * (h + 1))
         features = np.asarray(episodes.feature[fold], float).reshape(90, 40)
         targets = (np.asarray(episodes.reward[fold]) + values[np.asarray(episodes.next_state[fold])]).reshape(90)
-        w = Lasso(alpha=penalty, fit_intercept=False, tol=1e-10, max_iter=100_000).fit(features, targets).coef_
+        w = lasso(penalty).fit(features, targets).coef_
         np.testing.assert_allclose(weights[h], w, atol=2e-3)
         informative, plain = w[2] + np.abs(w[3:]).sum(), np.sort(np.abs(w[3:]))[-2:].sum()
         values = np.clip([w[0] + x * w[1] + max(informative, plain) for x in (-1, 1)], 0, 3)
