@@ -291,17 +291,23 @@ def page(results: Path = RESULTS, wanted_path: Path = WANTED, published_path: Pa
             key = next((other for other in groups if (*other[:2], other[3]) == (*key[:2], key[3])), key)
         groups.setdefault(key, []).append(run)
     done = {tuple(run[name] for name in KEY) for run in runs}
-    missing = [line for line in wanted(wanted_path) if tuple(line[name] for name in KEY) not in done]
+    missing: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for line in wanted(wanted_path):
+        if tuple(line[name] for name in KEY) not in done:
+            missing.setdefault((line["method"], line["task"], without_seed(line["command"])), []).append(line)
     lines = [
         HEAD.format(scripts="\n".join(scripts())),
         *side_by_side(runs),
         "## Runs\n",
         *table(COLUMNS, [row_of(group, published) for _, group in sorted(groups.items())]),
         "\n## Not run\n",
-        "In the order in which `study.py` runs them.\n",
+        "Seeds in the order in which `study.py` runs them, and the command of the first.\n",
         *table(
             ("method", "task", "seeds", "budget", "command"),
-            [{**line, "command": f"`{line['command']}`"} for line in missing],
+            [
+                {**same[0], "seeds": listed(line["seeds"] for line in same), "command": f"`{same[0]['command']}`"}
+                for same in missing.values()
+            ],
         ),
     ]
     return "\n".join(lines) + "\n"
