@@ -69,8 +69,8 @@ class OnPolicy(Learner):
     `update` and `metrics`.
 
     Attributes:
-      settings: Settings with the fields that `check_settings` checks, and `episodic_life`, `normalize_observations` and
-        `normalize_rewards`; see `A3C`.
+      settings: Settings with the fields `segment_length`, `lag`, `discount`, `reward_bound`, `episodic_life`,
+        `normalize_observations` and `normalize_rewards`, as in `A3C`.
       env: The environments.
       network: The network as pure functions.
       policy: The network's policy, which normalises observations if `settings.normalize_observations`.

@@ -276,7 +276,8 @@ def _scores(rows: Sequence[Row], metric: str, num_learners: int) -> list[float]:
     having = [row for row in rows if row.get(metric) is not None]
     found = having[-1].get(metric + EACH, [having[-1][metric]]) if having else []
     if len(found) != num_learners:
-        raise ValueError(f"rows have no {metric!r} of each learner; they have {', '.join(latest(rows))}")
+        has = ", ".join(latest(rows))
+        raise ValueError(f"rows have no {metric!r} of each learner, but {has}; is evaluate_every beyond the budget?")
     return found
 
 
