@@ -271,8 +271,8 @@ def _metric(runs: Sequence[_Run], metric: str | None, x: str) -> str:
     common = set.intersection(*(set(names(rows)) for rows in compared))
     if found := next((name for name in wanted if name in common), None):
         return found
-    known = sorted(common) or f"no row until {x}={budget:g} in common; x='step' may have"
-    raise ValueError(f"until the shortest ends, all runs must have {x!r} and {' or '.join(wanted)}; they have {known}")
+    known, named = sorted(set.intersection(*(set(run.columns) for run in runs))), " or ".join(wanted)
+    raise ValueError(f"until {x} {budget:g}, the end of the shortest, all must have {x!r} and {named}; whole runs: {known}")
 
 
 def _curve(run: _Run, x: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
