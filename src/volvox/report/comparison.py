@@ -272,7 +272,7 @@ def _metric(runs: Sequence[_Run], metric: str | None, x: str) -> str:
     if found := next((name for name in wanted if name in common), None):
         return found
     known, named = sorted(set.intersection(*(set(run.columns) for run in runs))), " or ".join(wanted)
-    raise ValueError(f"until {x} {budget:g}, the end of the shortest, all must have {x!r} and {named}; whole runs: {known}")
+    raise ValueError(f"until the shortest ends ({x} {budget:g}), all need {x!r} and {named}; whole runs have {known}")
 
 
 def _curve(run: _Run, x: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
