@@ -47,7 +47,7 @@ PRESETS = {
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     """The algorithm, which frames end; every bad setting is refused here."""
     env = settings.env.make()
-    annealed(settings.learner, settings.run, env)
+    annealed(settings.learner, settings.run, env, settings.learning.num_learners)
     torso = vx.networks.NatureTorso() if settings.network == "nature" else vx.networks.SmallTorso()
     kind = vx.networks.RecurrentActorCritic if settings.network == "lstm" else vx.networks.ActorCritic
     network = kind(env.spec.num_actions or 0, torso)

@@ -246,9 +246,10 @@ class Population:
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
 
 
-def annealed(learner: vx.PPO | vx.PQN, run: Run, env: vx.Env) -> None:
+def annealed(learner: vx.PPO | vx.PQN, run: Run, env: vx.Env, num_learners: int) -> None:
     """Checks that the learning rate does not reach 0 before the run's frames or timesteps are over."""
-    over, budgets = learner.anneal_timesteps, [run.timesteps, run.frames and run.frames // env.spec.frame_skip]
+    over, frames = learner.anneal_timesteps, env.spec.frame_skip * num_learners
+    budgets = [run.timesteps, run.frames and run.frames // frames]
     timesteps = min((budget for budget in budgets if budget is not None), default=0)
     if over is not None and timesteps > over:
         raise ValueError(

@@ -118,7 +118,7 @@ def rule_of(settings: Settings, way: str) -> vx.sparsity.Rule:
         if abs(sparsity - (1 - 1 / m)) > 1e-6:
             raise ValueError(f"final_sparsity={sparsity}: n-of-m keeps 1 of m weights; take 0.5, 0.75, 0.8, 0.875, ...")
         return KeepNOfM(n=1, m=m, drop=0.05, every=every)
-    updates = max(settings.timesteps - settings.td3.random_timesteps, 2)
+    updates = (settings.timesteps - settings.td3.random_timesteps) * settings.td3.updates_per_timestep
     end = max(round(_ENDS[way] * updates), 1)
     return Magnitude(schedule=Cubic(final_sparsity=sparsity, begin=0, end=end), every=every)
 
@@ -167,11 +167,12 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
         score = json.loads((Path(settings.run_dir) / way / _SCORE).read_text())
         each = np.array(score["returns"]).mean(axis=1)
         compression = np.array([row.get("compression", 0.0) for row in rows])
+        timesteps = np.diff([row["timesteps"] for row in rows], prepend=0)
         found[way] = {
             "return": float(each.mean()),
             "return_interval_95": interval(each)[1:] if len(each) > 1 else None,
             "return_of_seeds": each.tolist(),
-            "average_compression": float(compression.mean()),
+            "average_compression": float(np.average(compression, weights=timesteps)),
             "final_compression": float(compression[-1]),
             "wall_clock_s": rows[-1]["seconds"],
             "updates_per_s": float(np.median([row["updates_per_second"] for row in rows if row.get("critic_loss")])),

@@ -3,9 +3,10 @@
 import importlib
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -82,21 +83,22 @@ def integers(settings: object, *names: str, low: int, high: int | None = INT32) 
     """Checks fields of settings with `integer`; None is allowed where the annotation allows it."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None or _is_required(settings, name):
+        if value is not None or not _allows(settings, name, NoneType):
             integer(name, value, low=low, high=high)
 
 
 def numbers(settings: object, *names: str, **limits: float) -> None:
-    """Checks fields of settings with `number`; skips functions. None is allowed where the annotation allows it."""
+    """Checks fields of settings with `number`; None and functions are allowed where the annotation allows them."""
     for name in names:
         value = getattr(settings, name)
-        if not callable(value) and (value is not None or _is_required(settings, name)):
+        kind = NoneType if value is None else Callable if callable(value) else None
+        if kind is None or not _allows(settings, name, kind):
             number(name, value, **limits)
 
 
-def _is_required(settings: object, name: str) -> bool:
+def _allows(settings: object, name: str, kind: Any) -> bool:
     hint = get_type_hints(type(settings)).get(name)
-    return hint is not None and type(None) not in get_args(hint)
+    return hint is None or any(kind in (x, get_origin(x)) for x in get_args(hint))
 
 
 def check_type(name: str, value: Any, wanted: type | tuple[type, ...], example: str) -> None:

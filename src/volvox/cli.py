@@ -217,7 +217,8 @@ def sweep_report(
     print(f"\n{path}\n", flush=True)
     running = any(trial["state"] == "running" for trial in sweep.trials)
     for trial in sweep.again((0 if running else 3) if again is None else again):
-        scores = f"{trial['score']:,.4g} in the sweep, {trial['score_again']:,.4g} with another seed"
+        second = "diverged" if trial["score_again"] is None else f"{trial['score_again']:,.4g}"
+        scores = f"{trial['score']:,.4g} in the sweep, {second} with another seed"
         print(f"trial {trial['trial']}: {sweep.metric} {scores}", flush=True)
 
 

@@ -251,7 +251,7 @@ def _check_generations(strategy: Any, code: Any) -> None:
             for name in ("parent", "seed", "scale", "initial", "episodes", "priority"):
                 shape = jnp.shape(getattr(population, name))
                 assert shape == (size,), f"{name} of a population must have shape {(size,)}; it has {shape}"
-            valid = jnp.arange(num_episodes) < population.episodes[:, None]
+            valid = jnp.tile(population.episodes[:, None] > 0, num_episodes)
             returns = jnp.where(valid, jax.random.normal(key, valid.shape), 0.0)
             returns = jnp.where(valid & (jnp.arange(size) == generation)[:, None], jnp.nan, returns)
             behaviors = jnp.ones((*valid.shape, behavior_size))

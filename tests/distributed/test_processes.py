@@ -104,6 +104,7 @@ found = {}
 for kind, num_envs, groups, options in cases:
     variables, row = process.learned(kind, num_envs, groups, 3, devices=jax.devices(), **options)
     found[kind] = [variables.tolist(), row]
+found["rows"] = process.algorithm("td3", 4, 2, devices=jax.devices()).init(0).acting.collected.replays[0].action.shape
 env = vx.envs.envpool("CartPole-v1", num_envs=4, groups=2, threads=1)
 network, settings = vx.networks.ActorCritic(2, vx.networks.MLP(8, (8,))), vx.A3C(segment_length=5)
 pbt = vx.PBT(every=500, explore={"learning_rate": vx.space.log(1e-4, 1e-2)})
@@ -117,6 +118,7 @@ print(json.dumps(found))
     found = on_two_devices(code, tmp_path)
     assert_same(found["ppo"], process.learned("ppo", 8, 1, 3))
     assert_same(found["td3"], process.learned("td3", 4, 2, 3, num_learners=4))  # whole learners on each device
+    assert found["rows"][:2] == [32, 2]  # 256 timesteps on two devices, in two groups of two environments each
     updates = found["one"]["update"]
     assert found["one"]["frames"] > 1.5 * 4 * 5 * updates > 0  # each device steps its own pools; resets do not count
     assert found["several"]["pbt_parent_each"] in ([0, 0], [1, 1])

@@ -163,13 +163,13 @@ def _registry():
 
 @functools.cache
 def short_episodes():
-    return envs.playground(TASK, num_envs=2, max_episode_steps=4)
+    return envs.playground(TASK, num_envs=2, max_episode_steps=4, action_repeat=2)
 
 
 @pytest.mark.slow
 def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, drive, actions_for):
     env = short_episodes()
-    assert envs.playground(TASK, num_envs=2).spec.max_episode_steps == 1_000
+    assert envs.playground(TASK, num_envs=2, action_repeat=2).spec.max_episode_steps == 500
     (group,), actions = env.make(0), actions_for(env, 7)
     one = drive(group, actions)
     assert one.truncated[4].all()
@@ -182,9 +182,10 @@ def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, dri
     state, step = jax.jit(jax.vmap(suite.reset))(keys), jax.jit(jax.vmap(suite.step))
     np.testing.assert_allclose(one.observation[0], state.obs, rtol=1e-5, atol=1e-6)
     for t in range(1, 5):
-        state = step(state, actions[t - 1])
+        between = step(state, actions[t - 1])
+        state = step(between, actions[t - 1])
         np.testing.assert_allclose(one.observation[t], state.obs, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(one.reward[t], state.reward, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(one.reward[t], between.reward + state.reward, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

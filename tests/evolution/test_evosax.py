@@ -113,9 +113,20 @@ def test_forgotten_scores_leave_no_trace(name):
         np.testing.assert_allclose(state[0].fitness, 100.0 - np.arange(N))
 
 
+def test_the_success_rule_forgets_the_generation_before():
+    inner = wrapped("Rm_ES")
+    first = inner.init(jax.random.key(0), CODE)
+    asked, state = inner.ask(jax.random.key(1), first, CODE)
+    state, _ = inner.tell(jax.random.key(2), state, asked, played(np.arange(N)), CODE)
+    forgotten, _ = inner.forget_scores(state)
+    np.testing.assert_array_equal(forgotten.fitness_elites_sorted, first[0].fitness_elites_sorted)
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="class of evosax"):
         Evosax(algorithms.SNES(8, jnp.zeros(3)), population_size=8)
+    with pytest.raises(ValueError, match="SV_CMA_ES has several populations"):
+        Evosax(algorithms.SV_CMA_ES, population_size=8)
     with pytest.raises(ValueError, match="low-rank"):
         vx.evolve(wrapped("CMA_ES"), NET, ENV, noise=population.LowRank())
 

@@ -37,7 +37,11 @@ class Counting:
 
 
 class WithMean(Counting):
-    """The mean 10 g + 0.5 is the only challenger."""
+    """The mean 10 g + 0.5 is the only challenger, and the first member does not play."""
+
+    def ask(self, key, state, encoding):
+        asked, state = super().ask(key, state, encoding)
+        return asked._replace(episodes=jnp.array([0, 7, 7, 7])), state
 
     def candidates(self, state, asked, evaluation, encoding):
         return self.of(10.0 * (state[None] - 1) + 0.5, encoding)
@@ -82,9 +86,10 @@ def test_the_elite_plays_against_the_best_of_training(scripted, strategy):
     assert {jax.tree.leaves(asked.bases)[0].shape[0] for asked in workers.asked} == {5}
 
 
-def test_a_strategy_may_name_its_challengers(scripted):
+def test_a_strategy_may_name_its_challengers_and_the_members_that_play(scripted):
     workers = scripted([0, 3, 9, 1], [1.0, 0.0], [0, 3, 9, 1], [0.0, 2.0], [0, 3, 9, 1], [3.0, 2.0])
     rows, elites = steps(WithMean(), workers)
+    np.testing.assert_array_equal(workers.asked[0].episodes, [0, 1, 1, 1])
     np.testing.assert_array_equal(workers.asked[1].episodes, [2, 0])  # there is no elite yet
     np.testing.assert_array_equal(members(workers.asked[3]), [10.5, 0.5])
     assert elites == [0.5, 0.5, 20.5]

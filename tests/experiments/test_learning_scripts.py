@@ -61,3 +61,10 @@ def test_bad_settings_are_refused(name, flags, load, read):
     module = load(name)
     with pytest.raises(ValueError, match=r"first_stride|anneal"):
         module.make_algorithm(read(module, flags.split()))
+
+
+def test_the_rate_is_annealed_over_the_timesteps_of_each_learner(load, read):
+    module, flags = load("mujoco_ppo"), "cleanrl --num-learners 4 --timesteps None --frames"
+    module.make_algorithm(read(module, f"{flags} 20_000_000".split()))[0].close()
+    with pytest.raises(ValueError, match="the run has 1050000 timesteps"):
+        module.make_algorithm(read(module, f"{flags} 21_000_000".split()))

@@ -292,6 +292,7 @@ RATE = optax.constant_schedule(1e-3)
         (TD3, {"replay_size": 31}, ACTOR_CRITIC, TARGET),
         (TD3, {"updates_per_timestep": 0.3}, ACTOR_CRITIC, TARGET),
         (TD3, {"n_step": 2}, REPRESENTED, TARGET),
+        (TD3, {"exploration_noise": RATE}, ACTOR_CRITIC, TARGET),
         (SAC, {"target_entropy": -1.0, "temperature": 0.1}, ACTOR_CRITIC, TARGET),
     ],
 )

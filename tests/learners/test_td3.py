@@ -88,7 +88,9 @@ def test_an_update_follows_the_mean_gradient_of_all_devices():
 def test_an_update_is_the_algorithms(policy_delay):
     n, rate = 12, 0.1
     settings = {"policy_delay": policy_delay, "learning_rate": rate, "target_noise": 0.3, "target_rate": 0.05}
-    learner, state = bound(**settings, target_noise_clip=0.25, optimizer=optax.sgd)
+    settings |= {"target_noise_clip": 0.25, "optimizer": optax.inject_hyperparams(optax.sgd)}
+    learner, _ = bound(**settings)
+    _, state = bound(**settings | {"learning_rate": 9.0})  # the rate of the settings counts, not that of the state
     batch, drawn = batch_of(n), np.random.default_rng(5).standard_normal((n, 1)).astype(np.float32)
     new = jax.jit(learner.update)(state, jax.tree.map(jnp.asarray, batch), drawn, jnp.float32(0))
 

@@ -17,10 +17,10 @@ PONG, BREAKOUT = ({"type": "volvox.envs.atari", "game": game, "num_envs": 8} for
 def write(tmp_path):
     """Writes a run directory with rows from columns."""
 
-    def run(name, *, env=PONG, kind="volvox.learn", settings=None, **columns):
+    def run(name, *, env=PONG, kind="volvox.learn", settings=None, pbt=None, **columns):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        algorithm = {"type": kind, "env": env, "settings": settings or {}}
+        algorithm = {"type": kind, "env": env, "settings": settings or {}, "pbt": pbt}
         config = {"algorithm": algorithm, "key": {"impl": "threefry2x32", "data": [0, 0]}}
         (folder / "config.json").write_text(json.dumps(config))
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -124,6 +124,12 @@ def test_runs_with_other_settings_are_other_methods(write):
     found = vx.compare({"a": [run("x", (1.0, 2.0)), run("y", (2.0, 3.0))]})
     rows = {row["settings"]["rate"]: (row["score"], row["runs"]) for row in found.rows}
     assert rows == {"1.0": (1.0, 1), "2.0": (2.0, 2), "3.0": (3.0, 1)}
+
+
+def test_learners_of_pbt_are_one_run(write):
+    run = write("x", pbt={"every": 1}, frames=[1], training_mean=[1.5], training_mean_each=[[1.0, 2.0]])
+    (row,) = vx.compare({"a": run}).rows
+    assert (row["score"], row["runs"]) == (1.5, 1)
 
 
 def test_settings_in_which_methods_differ_are_columns_if_their_runs_agree(write):

@@ -6,6 +6,7 @@ import time
 import pytest
 
 import volvox as vx
+from volvox.runs.profile import measure_speed
 
 from .conftest import random_walk
 
@@ -28,6 +29,17 @@ def test_a_profile_is_a_table_of_the_parts():
     assert all(word in str(profile) for word in ("emulators", "inference", "decoding", "overlapped"))
     with pytest.raises(ValueError, match="profiled"):
         vx.profile(slow_walk())
+
+
+def test_the_time_of_evaluations_does_not_count():
+    walk = slow_walk(pause=0.05)
+
+    def step(state, **options):
+        state, metrics = walk.step(state, **options)
+        return state, metrics | {"evaluation_seconds": 0.04, "evaluation_frames": 10_000}
+
+    _, rate = measure_speed(walk._replace(step=step), 0.1)
+    assert 500 < rate < 1001
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """Methods of a run."""
 
+from functools import partial
+
 import jax
 import numpy as np
+import optax
 import pytest
 
 import volvox as vx
@@ -18,8 +21,9 @@ def test_the_best_and_the_last_policy():
         run.variables("first")  # pyright: ignore
 
 
+INJECTED = optax.inject_hyperparams(optax.adam)
 CHANGES = [
-    (learning, {"learning_rate": 0.5}, {"host": True}),
+    (partial(learning, optimizer=INJECTED), {"learning_rate": 0.5}, {"host": True}),
     pytest.param(
         evolution, {"mutation_std": 0.5}, {"workers": vx.distributed.ray(num_actors=1)}, marks=pytest.mark.slow
     ),
@@ -41,9 +45,28 @@ def test_settings_are_changed_on_purpose_and_recorded(make, changes, local, tmp_
     assert record["after_step"] == 1
     assert record["to"] == changes
     assert record["from"][name] != value
-    assert len(vx.load(tmp_path).metrics) == 2
+    for rate in optax.tree.get_all_with_path(run.state, name):  # the optimiser of the learner keeps it
+        assert rate[1] == value
+    assert len(vx.load(tmp_path, custom=[INJECTED]).metrics) == 2
     with pytest.raises(ValueError, match="no_such_setting"):
         run.resume(steps=5, changes={"no_such_setting": 1})
+
+
+def test_changes_that_do_not_fit_the_state_leave_the_run_as_it_is(tmp_path):
+    run = train(learning(), tmp_path, steps=1)
+    with pytest.raises(ValueError, match="does not fit"):
+        run.resume(steps=2, changes={"segment_length": 4})
+    assert len(vx.load(tmp_path).metrics) == 1
+
+
+def test_settings_that_pbt_explores_are_not_changed(tmp_path):
+    pbt = vx.PBT(every=64, explore={"learning_rate": vx.space.log(1e-5, 1e-2)})
+    settings = vx.PPO(segment_length=8, num_minibatches=2)
+    algorithm = vx.learn(
+        settings, vx.networks.CategoricalMLP(2, (4,)), vx.envs.cartpole(num_envs=4), num_learners=2, pbt=pbt
+    )
+    with pytest.raises(ValueError, match="explores 'learning_rate'"):
+        train(algorithm, tmp_path, steps=1).resume(steps=2, changes={"learning_rate": 1e-4})
 
 
 @pytest.mark.parametrize("method", ["resume", "report", "watch"])

@@ -92,7 +92,7 @@ def together(tmp_path_factory):
     path = tmp_path_factory.mktemp("sweeps") / "a"
     options = {"evaluate_every": 64, "num_evaluation_episodes": 2}
     make = lambda settings: ppo(settings, num_learners=2, **options)  # noqa: E731
-    return vx.sweep(make, RATES, num_trials=4, num_learners=2, max_timesteps=64, run_dir=path, progress=False)
+    return vx.sweep(make, RATES, num_trials=4, num_learners=2, max_frames=128, run_dir=path, progress=False)
 
 
 def test_trials_of_one_program_are_its_learners(together):
@@ -102,6 +102,7 @@ def test_trials_of_one_program_are_its_learners(together):
         assert [settings[i]["learning_rate"] for i in trial["learners"]] == [trial["settings"]["learning_rate"]] * 2
         row = read_metrics(trial["run"] / "metrics.jsonl")[-1]
         assert trial["scores"] == [row["evaluation_mean_each"][i] for i in trial["learners"]]
+        assert row["frames"] >= 2 * 128  # of both trials
         assert trial["score"] == pytest.approx(np.mean(trial["scores"]))
     assert vx.load(together.trials[0]["run"]).learner(3).evaluate(num_episodes=2).returns.shape == (2,)
 
@@ -202,6 +203,12 @@ def test_settings_that_are_trained_again_have_scores_of_whole_runs(tmp_path, mon
         sweep.again(1)
     (again,) = sweep.again(1)
     assert again["scores_again"] == pytest.approx(trial["scores"])
+
+    def diverge(*args):
+        raise FloatingPointError("not finite")
+
+    monkeypatch.setattr("volvox.runs.sweep._train", diverge)
+    assert [found["score_again"] for found in sweep.again(1)] == [None]
 
 
 def test_sweeps_of_two_directories_share_a_study(tmp_path):

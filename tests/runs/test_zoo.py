@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import volvox as vx
 from volvox import cli
+from volvox.networks.genotypes import VirtualBatchNorm
 
 from .conftest import learning
 
@@ -51,6 +53,20 @@ def test_a_lineage_is_published_instead_of_weights(evolved, tmp_path):
     path = evolved.publish(tmp_path / "mine", num_episodes=2)
     assert path.stat().st_size < 3_000
     same(vx.zoo.load(path).variables(), evolved.variables())
+
+
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(VirtualBatchNorm()(nn.Dense(4)(x)))
+
+
+def test_reference_statistics_are_published_with_the_weights(tmp_path):
+    env = vx.envs.cartpole(num_envs=8, max_episode_steps=20)
+    network = vx.networks.genotype(Normalized(), env.spec, reference=vx.reference_batch(env, size=16))
+    run = vx.train(vx.evolve(vx.ES(population_size=8), network, env), steps=1, progress=False)
+    path = run.publish(tmp_path / "mine", num_episodes=2)
+    same(vx.zoo.load(path, custom=[Normalized]).variables(), run.variables())
 
 
 def test_weights_of_another_network_are_refused(learned, tmp_path):

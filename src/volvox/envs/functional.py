@@ -316,6 +316,7 @@ def playground(
 
     A simulation that diverges ends its episode, whose last reward and observation have 0 where they are not finite.
     Resets are computed only in timesteps in which an episode begins, because some of them simulate 200 timesteps.
+    A timestep takes the task's `action_repeat` steps with one action and adds their rewards, as Playground's wrapper.
 
     Example:
       >>> env = volvox.envs.playground("CheetahRun", num_envs=2_048)  # doctest: +SKIP
@@ -350,20 +351,25 @@ def playground(
             f"{task} needs MuJoCo Menagerie, and its download failed: {error}; tasks of the DeepMind Control suite, "
             "such as CheetahRun, need no download"
         ) from error
-    limit = settings.episode_length if max_episode_steps is None else max_episode_steps
+    repeat: int = settings.get("action_repeat", 1)
+    limit = -(-settings.episode_length // repeat) if max_episode_steps is None else max_episode_steps
     sizes = {"num_envs": num_envs, "groups": groups, "max_episode_steps": limit}
-    return _from_states(env, name=task, **sizes, reset_batch=INT32, config=config)
+    return _from_states(env, repeat, name=task, **sizes, reset_batch=INT32, config=config)
 
 
-def _from_states(env: Any, **arguments: Any) -> Env:
+def _from_states(env: Any, repeat: int = 1, **arguments: Any) -> Env:
     """Makes a recipe of an environment as Brax defines them: its functions return a state that holds all results."""
 
     def finite(state: Any, x: Array) -> Array:
         return jnp.where((state.done > 0) & ~jnp.isfinite(x), 0, x)
 
     def step(state: Any, action: Array, key: Array) -> tuple[Any, Array, Array]:
-        after = _like(state, env.step(state, action))
-        return after, finite(after, after.reward), after.done > 0
+        def once(state: Any, _: None) -> tuple[Any, Array]:
+            after = _like(state, env.step(state, action))
+            return after, after.reward
+
+        after, rewards = jax.lax.scan(once, state, length=repeat)
+        return after, finite(after, rewards.sum()), after.done > 0
 
     def observe(state: Any) -> ArrayTree:
         return jax.tree.map(partial(finite, state), state.obs)

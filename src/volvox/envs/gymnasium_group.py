@@ -86,7 +86,7 @@ def gymnasium(
     config |= config.pop("options")
     integer("workers", workers, low=0)
     if max_episode_steps is not None:
-        integer("max_episode_steps", max_episode_steps, low=1)
+        max_episode_steps = integer("max_episode_steps", max_episode_steps, low=1)
     probe: Any = _make_environment(make_env, options, max_episode_steps)
     name = str(name or (make_env if isinstance(make_env, str) else type(probe.unwrapped).__name__))
     # Workers know the specification also if they do not know the name.

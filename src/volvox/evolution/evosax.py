@@ -21,7 +21,9 @@ from volvox.population.decoding import Encoding, decode_many, explicit, first_an
 from volvox.types import Array, Evaluation, Population
 
 _INIT = 2**31  # apart from the numbers of generations, which derive the keys of `ask` and `tell`
-_SCORES = ("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness")
+_SCORES = dict.fromkeys(("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness"), jnp.inf)
+_SCORES |= {"fitness_elites_sorted": -jnp.inf}
+"""Fields of the states of distributions that hold scores, and their first values."""
 
 
 State = tuple[Any, Array]
@@ -62,6 +64,8 @@ class Evosax:
         integers(self, "population_size", "num_episodes", low=1)
         if not (isinstance(self.algorithm, type) and hasattr(self.algorithm, "tell")):
             raise TypeError(f"algorithm={self.algorithm!r}: give a class of evosax.algorithms, such as CMA_ES.")
+        if "means" in inspect.signature(self.algorithm.init).parameters:
+            raise ValueError(f"{self.algorithm.__name__} has several populations; give an algorithm with one.")
 
     def init(self, key: Array, encoding: Encoding) -> State:
         """Returns the first state; raises ValueError for low-rank noise."""
@@ -116,7 +120,7 @@ class Evosax:
         kept, begun = state
         if not self._has_mean:
             return kept, jnp.bool_(False)
-        scores = {name: jnp.full_like(getattr(kept, name), jnp.inf) for name in _SCORES if hasattr(kept, name)}
+        scores = {name: jnp.full_like(getattr(kept, name), x) for name, x in _SCORES.items() if hasattr(kept, name)}
         return kept.replace(**scores), begun
 
     @property

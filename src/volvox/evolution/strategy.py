@@ -39,7 +39,7 @@ class Strategy(Protocol):
     - `validates_first = True`: Validation precedes training: the challengers are the current parameters instead of the
       members, `candidates` gets None for population and evaluation, and test episodes are played by the best challenger
       instead of the elite.
-    - `traceable = False`: The methods are called from Python instead of being compiled.
+    - `traceable = False`: All methods but `init` are called from Python instead of being compiled.
 
     A strategy whose parents each descend from a single member can leave the parameters to `evolve`, which then keeps
     their lineages: the state has a field `survivors`, a `Member` `[T]` that says after `tell` and `adopt` how each
@@ -57,7 +57,10 @@ class Strategy(Protocol):
         ...
 
     def ask(self, key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
-        """Returns N members, for example by `volvox.population.explicit`, and the state."""
+        """Returns N members, for example by `volvox.population.explicit`, and the state.
+
+        Members with `episodes` of 0 do not play; other values are ignored.
+        """
         ...
 
     def tell(

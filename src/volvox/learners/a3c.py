@@ -184,8 +184,9 @@ class _A3C(OnPolicy):
         super().__init__(settings, network, env)
         self.micro_batch = micro_batch_size(settings.micro_batch, self.num_envs, settings.segment_length)
         self.num_batches = self.num_envs // self.micro_batch
-        optimizer = make_optimizer(settings.optimizer, settings._rate_schedule(env))
-        self.optimizer = clipped(optimizer, settings.max_gradient_norm)
+        rate = settings._rate_schedule(env)
+        self.optimizer = clipped(make_optimizer(settings.optimizer, rate), settings.max_gradient_norm)
+        self.rate = None if callable(rate) else rate  # the state of an optimizer may hold the rate of before
         low, high = self.batches_due(np.arange(settings.segment_length))
         self.due = np.stack([low < high] * env.num_groups, axis=1)
 
@@ -248,7 +249,8 @@ class _A3C(OnPolicy):
         if self.settings.loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(transitions, 1.0), gradient)
         step = learning.update + 1
-        params, state = apply_gradient(self.optimizer, gradient, learning.optimizer, learning.params, step, mean_return)
+        given = gradient, learning.optimizer, learning.params, step, mean_return, self.rate
+        params, state = apply_gradient(self.optimizer, *given)
         return learning._replace(
             params=params,
             optimizer=state,

@@ -125,8 +125,8 @@ def apply_gradient(
       params: Parameters.
       step: int32: Number of this update, from 1; sparse optimisers use it.
       mean_return: float32: Recent mean return; sparse optimisers use it.
-      learning_rate: Learning rate of this update, if it changes outside of the optimiser. It replaces the rate in
-        states that have one, such as the state of `optax.inject_hyperparams`.
+      learning_rate: Learning rate of this update; None if the optimiser has a schedule or its own. It replaces the
+        rate in states that have one, such as the state of `optax.inject_hyperparams`.
     """
     kept = optax.tree.get_all_with_path(state, "learning_rate")
     if learning_rate is not None and kept:

@@ -188,7 +188,8 @@ class OffPolicy(Learner):
         part, kept = getattr(params, name), getattr(optimizer, name)
         (_, new), gradient = jax.value_and_grad(loss, has_aux=True)(part, *args, batch)
         gradient = mean_over_devices(gradient, batch.valid, self.env.axis)
-        part, kept = apply_gradient(self.optimizer, gradient, kept, part, step, mean_return)
+        rate = self.settings.learning_rate
+        part, kept = apply_gradient(self.optimizer, gradient, kept, part, step, mean_return, rate)
         params, optimizer = params._replace(**{name: part}), optimizer._replace(**{name: kept})
         return params, optimizer, metrics.add(gathered, metrics.means(new))
 

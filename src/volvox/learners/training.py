@@ -55,6 +55,7 @@ from volvox.types import (
     Algorithm,
     Array,
     ArrayTree,
+    Axis,
     Budget,
     ByValue,
     Env,
@@ -397,8 +398,8 @@ class Training:
             share, rest = divmod(share, size)
             if rest:
                 raise ValueError(f"{self.num_learners} learners cannot be divided among {size} devices")
-        # Each process makes the initial state alone, without a device axis.
-        alone = LearnerStages(first, network, env, self._batch)
+        # Each process makes the initial state alone: the axis has a size, and no name to sum over.
+        alone = LearnerStages(first, network, env._replace(axis=Axis(size=devices.axis.size)), self._batch)
 
         def initial(numbers: dict[str, Array], key: Array) -> tuple[Any, Any]:
             def one(given: tuple[dict[str, Array], Array]) -> tuple[Any, Any]:

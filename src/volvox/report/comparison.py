@@ -118,7 +118,8 @@ def compare(
     Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. Between two rows of
     metrics a run has the value of the earlier row. The score of a method is the interquartile mean over its runs
     (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
-    learners of a run counts as a run, and learners with different settings are methods of their own.
+    learners of a run counts as a run, and learners with different settings are methods of their own. The learners of
+    `vx.PBT` copy each other and count as one run, with their means.
 
     Args:
       methods: Runs by the name of their method: run directories, or directories that hold runs as `seed-0`, `seed-1`
@@ -248,6 +249,8 @@ def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
             config, num_learners = read_config(path), metrics.num_learners(rows)
             saved = config["algorithm"].get("settings")
             learners = saved[:num_learners] if isinstance(saved, list) else [saved] * num_learners
+            if config["algorithm"].get("pbt"):  # its learners copy each other: they are one run
+                learners = learners[:1]
             found.append((path, rows, config, learners))
     distinct: list[Any] = []  # settings
     for path, rows, config, learners in found:

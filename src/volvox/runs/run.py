@@ -150,16 +150,18 @@ class Run:
           The continued run. This object does not change.
 
         Raises:
-          ValueError: There is no run directory, no such setting, or `volvox.train` refuses an argument.
+          ValueError: There is no run directory, no such setting, a setting changes the shapes of the state, or
+            `volvox.train` refuses an argument.
         """
         from volvox.runs.train import train
 
         directory, algorithm = self._directory("resume"), self.algorithm
-        key = saved_key(read_config(directory))
+        config = read_config(directory)
         if changes:
             algorithm = _with_settings(algorithm, changes)
+            read_run(directory, algorithm, config)  # raises ValueError if the state would not fit
             change_settings(directory, algorithm, changes)
-        return train(algorithm, seed=key, steps=steps, run_dir=directory, resume=True, **options)
+        return train(algorithm, seed=saved_key(config), steps=steps, run_dir=directory, resume=True, **options)
 
     def export(self, path: str | os.PathLike[str], *, which: Which = "best") -> Path:
         """Writes the policy to one file, `.stablehlo` or `.onnx`; see `volvox.runs.export`."""
@@ -260,6 +262,8 @@ def _with_settings(algorithm: Algorithm, changes: Mapping[str, Any]) -> Algorith
     fields = [field.name for field in dataclasses.fields(several[0])]
     if unknown := [change for change in changes if change not in fields]:
         raise ValueError(f"{type(several[0]).__name__} has no setting {unknown[0]!r}; it has {', '.join(fields)}")
+    if explored := changes.keys() & getattr(algorithm.config.get("pbt"), "explore", {}).keys():
+        raise ValueError(f"pbt explores {min(explored)!r}: each learner has its own value")
     changed = [dataclasses.replace(one, **changes) for one in several]
     return algorithm.remake(changed if isinstance(given, Sequence) else changed[0])
 

@@ -241,6 +241,8 @@ def _play(
 ) -> _Outcome:
     """Trains the trials of a job, with progress if there are several. It is picklable, for Ray."""
     algorithm = _together([make(dict(settings)) for settings in job.settings.values()])
+    if "max_frames" in budget:  # which counts the frames of all learners
+        budget = budget | {"max_frames": budget["max_frames"] * len(job.settings)}
     each, folder, pruned = max(len(algorithm.learners), 1) // len(job.settings), _folder(trials / job.run), False
 
     def on_step(run: Run) -> bool:
@@ -395,8 +397,8 @@ class Sweep:
           custom: The user's classes, functions and environments; see `volvox.load`.
 
         Returns:
-          Their mappings (`trials`) with `score_again` and `scores_again`. The runs are in `again/`, and a later call
-          reads them.
+          Their mappings (`trials`) with `score_again` and `scores_again`, which are None and [] if the run diverged.
+          The runs are in `again/`, and a later call reads them.
 
         Raises:
           KeyboardInterrupt: A run was interrupted; a later call continues it.
@@ -410,7 +412,11 @@ class Sweep:
                 algorithm = remake([several[i] for i in trial["learners"]], num_learners=1)
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
-            run = _train(algorithm, seed, folder, self._about["budget"])
+            try:
+                run = _train(algorithm, seed, folder, self._about["budget"])
+            except FloatingPointError:
+                found.append({**trial, "score_again": None, "scores_again": []})
+                continue
             if run.interrupted:
                 raise KeyboardInterrupt
             scores = _scores(run.metrics, self.metric, len(trial["scores"]))

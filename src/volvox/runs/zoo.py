@@ -29,7 +29,7 @@ from volvox.report.files import ELITE, read_config, write_file
 from volvox.runs.config import to_json
 from volvox.runs.directory import provenance
 from volvox.runs.run import Run, rebuild
-from volvox.types import ArrayTree
+from volvox.types import ArrayTree, Genotype
 
 SUFFIX = ".safetensors"
 _AGENTS = Path(__file__).parent / "agents"
@@ -65,7 +65,8 @@ def load(name: str | os.PathLike[str], *, custom: Iterable[Any] = ()) -> Run:
     algorithm = rebuild(text["config"]["algorithm"], tuple(custom), path)
     if algorithm.from_genome is not None and "lineage" in text:
         return Run(algorithm, None, [], None, interrupted=None, elite=algorithm.from_genome(text["lineage"]))
-    like = jax.eval_shape(algorithm.policy.init, jax.random.key(0))
+    network, params = algorithm.config.get("network"), jax.eval_shape(algorithm.policy.init, jax.random.key(0))
+    like = jax.eval_shape(network.prepare, params) if isinstance(network, Genotype) else params
     names = _named(like)
     if {key: (x.shape, x.dtype) for key, x in names.items()} != {key: (x.shape, x.dtype) for key, x in weights.items()}:
         raise ValueError(f"{path}: its weights do not fit the network of its settings")
@@ -93,7 +94,7 @@ def publish(
       path: The file; it ends in `.safetensors`, which is added if it is missing.
       licence: Licence under which others may use the agent.
       origin: `command`, `revision` and `date` of the training. None: those of the run directory, or of this program.
-      **options: Arguments of `Run.evaluate`, which gives the score.
+      **options: Arguments of `Run.evaluate`, which gives the score, but `which` and `sampled`.
 
     Returns:
       The file.
@@ -103,7 +104,7 @@ def publish(
     """
     if run.state is None and run.run_dir is None:
         raise ValueError("this run was loaded from a published file: copy that file")
-    path, algorithm, score = Path(path), run.algorithm, run.evaluate(**options)
+    path, algorithm, score = Path(path), run.algorithm, run.evaluate(which="best", sampled=False, **options)
     path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
     config = {"algorithm": to_json(algorithm.config)} if run.run_dir is None else read_config(run.run_dir)
     made = origin or config.get("provenance") or provenance()
