@@ -1,4 +1,4 @@
-"""Gradients of GA3C's network on a CPU: samples a second, one at a time of each form, in turns.
+"""Gradients of GA3C's or Nature's network on a CPU: samples a second, one at a time of each form, in turns.
 
     python benchmarks/gradients.py --json
     python benchmarks/gradients.py --json --peers
@@ -7,7 +7,7 @@
 - volvox_alone: one batch of all, in no loop;
 - lax: plain flax with automatic gradients, one batch of all, in no loop;
 - lax_in_scan: the same over micro-batches in a compiled loop;
-- torch (with `--peers`): PyTorch, channels last, the size of its micro-batches tuned, in a process of its own.
+- torch (with `--peers`, GA3C): PyTorch, channels last, the size of its micro-batches tuned, in a process of its own.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Options:
 
     batch: int = 320
     micro_batch: Annotated[int, Flag(help="a divisor of the batch, for the forms in a loop")] = 40
-    size: Literal["small", "large"] = "small"
+    size: Literal["small", "large", "nature"] = "small"
     first_stride: int = 4
     repeats: int = 15
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
@@ -44,7 +44,10 @@ class Options:
 
 def forms(options: Options) -> dict[str, Callable[[], Any]]:
     """Compiled calls that give the gradient of the same batch."""
-    module = vx.networks.GA3C(NUM_ACTIONS, size=options.size, first_stride=options.first_stride)
+    if options.size == "nature":
+        module: Any = vx.networks.ActorCritic(NUM_ACTIONS, vx.networks.NatureTorso())
+    else:
+        module = vx.networks.GA3C(NUM_ACTIONS, size=options.size, first_stride=options.first_stride)
     keys = jax.random.split(jax.random.key(0), 3)
     observation = jax.random.randint(keys[0], (options.batch, 84, 84, 4), 0, 256).astype(jnp.uint8)
     action = jax.random.randint(keys[1], (options.batch,), 0, NUM_ACTIONS)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jax
 import optax
 import tyro
 from parts import machine, show
@@ -172,6 +173,7 @@ def lineage_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    jax.config.update("jax_enable_compilation_cache", False)  # seconds include compilation
     functions = {"tune": tune, "overhead": overhead, "pbt": pbt, "pbt_atari": pbt_atari}
     figures = {part: functions[part](options) for part in options.parts}
     show(figures | {"settings": to_json(dataclasses.asdict(options)), **machine()}, options.json)

@@ -484,6 +484,7 @@ def compare(row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         found[side] = {name: interval(values) for name, values in scores[side].items()}
         found[side] |= {"returns": curves.round(2).tolist(), "seconds": [one["seconds"] for one in runs[side]]}
         found[side] |= {"settings": runs[side][0]["settings"], "commit": runs[side][0]["commit"]}
+        found[side]["seeds"] = [one["settings"]["seed"] for one in runs[side]]
     ours, theirs = (scores[side] for side in SIDES)
     found["p_values"] = {name: p_value(ours[name], theirs[name]) for name in ours}
     different = [name for name, p in found["p_values"].items() if p < SIGNIFICANCE]
@@ -546,7 +547,9 @@ def draw(options: Draw) -> int:
     rows: dict[str, dict[str, Any]] = {}
     for row in ROWS[options.size]():
         paths = {side: run_path_of(options.run_dir, row, side, 0).parent.glob(f"{side}-*.json") for side in SIDES}
-        runs = {side: [json.loads(path.read_text()) for path in sorted(found)] for side, found in paths.items()}
+        runs = {side: [json.loads(path.read_text()) for path in found] for side, found in paths.items()}
+        for one in runs.values():
+            one.sort(key=lambda run: run["settings"]["seed"])
         if min(map(len, runs.values())) >= 2:
             rows[row.name] = compare(row, runs)
     if not rows:

@@ -60,6 +60,7 @@ def main() -> None:
     net = DeepGA(int(pool.action_space.n), options.size)
     params = {name: torch.randn(n, *x.shape) * 0.05 for name, x in net.named_parameters()}
     forward = torch.vmap(lambda params, row: functional_call(net, params, (row[None],))[0])
+    torch.set_default_device(None)  # it slows every call
     seen, _ = pool.reset()
     began, steps = time.perf_counter(), -3
     with torch.no_grad():

@@ -149,7 +149,7 @@ def tuned(
         with torch.no_grad():
             acting.append((seconds(lambda: [net(data[0][:batch]) for _ in range(10)]), number))
         for part in sorted({p for p in (32, 64, 128, 256, size) if p <= size}):
-            some = functools.partial(learn, data, torch.randperm(len(data[0]))[:size], part)
+            some = functools.partial(learn, data, torch.randperm(len(data[0]), device=data[0].device)[:size], part)
             learning.append((seconds(some), number, part))
     return min(acting)[1], *min(learning)[1:]
 
@@ -206,6 +206,7 @@ def main() -> None:
 
     shapes = (observations, actions, log_probs, log_probs, log_probs, values, values + 1)
     flat = tuple(x.flatten(0, 1) for x in shapes)
+    torch.set_default_device(None)  # it slows every call
     acting_threads, learning_threads, part = tuned(net, flat, learn, n, size)
     seen = normalized(pool.reset()[0])
     dummy, lives = np.zeros(n, bool), np.zeros(n)  # envpool discards the action after an end
@@ -238,7 +239,7 @@ def main() -> None:
             dummy, seen = ended, normalized(raw)
         with torch.no_grad():
             following = net(seen)[1]
-        advantages, gae = torch.zeros((length, n)), torch.zeros(n)
+        advantages, gae = torch.zeros_like(values), torch.zeros_like(values[0])
         for t in reversed(range(length)):
             going_on = 0.99 * (1 - terminations[t])
             delta = rewards[t] + going_on * following - values[t]
@@ -248,7 +249,7 @@ def main() -> None:
         flat = tuple(x.flatten(0, 1) for x in rows)
         torch.set_num_threads(learning_threads)
         for _ in range(options.num_epochs):
-            for chosen in torch.randperm(n * length).split(size):
+            for chosen in torch.randperm(n * length, device=values.device).split(size):
                 learn(flat, chosen, part)
         rounds += 1
     rate = rounds * n * length / (time.perf_counter() - began)

@@ -92,6 +92,7 @@ def main() -> None:
         optimizer.step()
 
     flat = tuple(x.flatten(0, 1) for x in (observations, actions, rewards, valid))
+    torch.set_default_device(None)  # it slows every call
     acting_threads, learning_threads, part = tuned(net, flat, learn, n, size)
     seen = given(pool.reset()[0])
     dummy, lives = np.zeros(n, bool), np.zeros(n)  # envpool discards the action after an end
@@ -104,8 +105,8 @@ def main() -> None:
             observations[t] = seen
             with torch.no_grad():
                 best[t], greedy = net(seen).max(-1)
-            random = torch.rand(n) < options.epsilon
-            actions[t] = torch.where(random, torch.randint(num_actions, (n,)), greedy)
+            random = torch.rand_like(best[t]) < options.epsilon
+            actions[t] = torch.where(random, torch.randint_like(greedy, num_actions), greedy)
             raw, reward, terminated, truncated, info = pool.step(actions[t].cpu().numpy().astype(np.int32))
             lost, lives = ~dummy & (info["lives"] < lives), info["lives"]
             rewards[t] = given(np.clip(reward, -1, 1).astype(np.float32))
@@ -114,7 +115,7 @@ def main() -> None:
             dummy, seen = terminated | truncated, given(raw)
         with torch.no_grad():
             following = net(seen).max(-1)[0]
-        targets, target, decay = torch.zeros((length, n)), following, options.trace_decay
+        targets, target, decay = torch.zeros_like(rewards), following, options.trace_decay
         for t in reversed(range(length)):
             target = torch.where(truncations[t] > 0, following, decay * target + (1 - decay) * following)
             targets[t] = target = rewards[t] + going_on[t] * target
@@ -122,7 +123,7 @@ def main() -> None:
         flat = tuple(x.flatten(0, 1) for x in (observations, actions, targets, valid))
         torch.set_num_threads(learning_threads)
         for _ in range(options.num_epochs):
-            for chosen in torch.randperm(n * length).split(size):
+            for chosen in torch.randperm(n * length, device=rewards.device).split(size):
                 learn(flat, chosen, part)
         rounds += 1
     rate = rounds * n * length / (time.perf_counter() - began)

@@ -22,9 +22,10 @@ def row(module):
 def made_up(levels, *, seconds=1.0):
     """Runs whose curves rise linearly to `levels`."""
     timesteps = np.linspace(10, 410, 21)
-    about = {"seconds": seconds, "settings": {}, "commit": None}
+    about = {"seconds": seconds, "commit": None, "timesteps": timesteps.tolist()}
     return [
-        {"timesteps": timesteps.tolist(), "returns": (level * timesteps / 400).tolist(), **about} for level in levels
+        {"returns": (level * timesteps / 400).tolist(), "settings": {"seed": seed}, **about}
+        for seed, level in enumerate(levels)
     ]
 
 
@@ -49,7 +50,8 @@ def test_statistics_have_the_values_of_the_formulas(load):
 
 def test_results_are_drawn(module, row, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(module.ROWS, "small", lambda: (row, dataclasses.replace(row, name="not run")))
-    for side, levels, seconds in (("volvox", (30, 31, 32), 2.0), ("reference", (10, 11, 12), None)):
+    ten = [30 + seed for seed in range(11)]
+    for side, levels, seconds in (("volvox", ten, 2.0), ("reference", (10, 11, 12), None)):
         for seed, run in enumerate(made_up(levels, seconds=seconds)):
             path = module.run_path_of(tmp_path, row, side, seed)
             path.parent.mkdir(exist_ok=True)
@@ -57,7 +59,10 @@ def test_results_are_drawn(module, row, monkeypatch, tmp_path, capsys):
     assert module.draw(module.Draw(run_dir=str(tmp_path), out=tmp_path / "out")) == 0
     written = json.loads((tmp_path / "out" / "small.json").read_text())
     assert list(written["rows"]) == ["A3C, CartPole"]
-    assert written["rows"]["A3C, CartPole"]["volvox"]["seconds"] == [2, 2, 2]
+    ours = written["rows"]["A3C, CartPole"]["volvox"]
+    assert ours["seconds"] == [2] * 11
+    assert ours["seeds"] == list(range(11))  # not 0, 1, 10, 2, ...
+    assert [returns[-1] for returns in ours["returns"]] == ten
     assert (tmp_path / "out" / "small.png").stat().st_size > 1_000
     page, shown = (tmp_path / "out" / "small.md").read_text(), capsys.readouterr().out
     assert page.endswith(shown)

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from layer_shapes import CONVS
 
-from volvox.ops.conv import _conv_patches, conv, conv_gradients, window_of
+from volvox.ops.conv import _conv_patches, conv, conv_gradients, conv_taps, window_of
 
 
 def operands(shape, *, networks=(), batch=1, seed=0):
@@ -124,10 +124,9 @@ def test_gradients_in_half_precision_sum_in_single():
     assert float(of_kernel[size // 2, size // 2, 0, 0]) == 144.0
 
 
-@pytest.mark.parametrize("batch", [3, 20], ids=["prime", "in_a_loop_and_pieces"])
 @pytest.mark.parametrize("name", [name for name in CONVS if name not in ("deep_ga_large_0", "deep_ga_large_1")])
-def test_gradients_as_matmuls_are_those_of_xla(name, batch):
-    shape = CONVS[name]
+def test_convolutions_and_gradients_as_matmuls_are_those_of_xla(name):
+    shape, batch = CONVS[name], 3
     x, kernel = operands(shape, batch=batch)
     window = window_of(x.shape, kernel.shape, (shape.stride,) * 2, shape.padding)
     size = window.output_size(shape.image, shape.image)
@@ -138,3 +137,7 @@ def test_gradients_as_matmuls_are_those_of_xla(name, batch):
 
     found, expected = jax.jit(partial(conv_gradients, window=window))(x, kernel, g), jax.jit(xla)(x, kernel, g)
     jax.tree.map(assert_close, found, expected)
+    assert_close(
+        jax.jit(partial(conv_taps, window=window))(x, kernel),
+        conv(x, kernel, strides=window.strides, padding=window.padding),
+    )

@@ -1,8 +1,8 @@
 """2-D convolution, channels last, for one network or many.
 
 With one kernel, `conv` is `lax.conv_general_dilated`. Under `vmap` over kernels, XLA would turn it into a grouped
-convolution, which is slow on CPU; `conv_many` replaces it. On CPU, `conv_gradients` computes gradients; elsewhere they
-are XLA's, which are grouped under such a `vmap`.
+convolution, which is slow on CPU; `conv_many` replaces it. For gradients on CPU, `conv_taps` and `conv_gradients`
+compute by matmuls, which use all cores; elsewhere gradients are XLA's, which are grouped under such a `vmap`.
 """
 
 from collections.abc import Sequence
@@ -88,7 +88,11 @@ def _conv(x: Array, kernel: Array, window: Window) -> Array:
 
 
 def _conv_forward(x, kernel, window):
-    return _conv(x, kernel, window), (x, kernel)
+    def one(x, kernel):
+        by = {"cpu": partial(conv_taps, window=window), "default": partial(conv_shared, window=window)}
+        return lax.platform_dependent(x, kernel, **by)
+
+    return over_weights(one, partial(conv_many, window=window))(x, kernel), (x, kernel)
 
 
 def _conv_backward(window, residuals, g):
@@ -108,10 +112,26 @@ def conv_shared(x: Array, kernel: Array, window: Window) -> Array:
     )
 
 
+def conv_taps(x: Array, kernel: Array, window: Window) -> Array:
+    """Convolves images `[B, H, W, C]` with one kernel by a matmul.
+
+    It multiplies blocks of `strides` pixels by all taps of the window, and sums the products of the blocks under it.
+    On two cores this is faster than XLA's convolution, which takes as long there as on one.
+    """
+    blocks, taps = _to_blocks(x, window), _to_taps(kernel, window)
+    (qh, qw), (oh, ow) = window.taps, window.output_size(*x.shape[1:3])
+    single = jnp.promote_types(x.dtype, jnp.float32)  # half precision is summed in float32
+    flat = taps.transpose(2, 0, 1, 3).reshape(taps.shape[2], -1)
+    products = jnp.matmul(blocks.reshape(-1, len(flat)), flat, preferred_element_type=single)
+    products = products.reshape(*blocks.shape[:3], qh, qw, -1)
+    out = sum(products[:, i : i + oh, j : j + ow, i, j] for i in range(qh) for j in range(qw))
+    return jnp.asarray(out, x.dtype)
+
+
 def conv_many(x: Array, kernel: Array, window: Window) -> Array:
     """Convolves images `[P, B, H, W, C]` with `P` kernels `[P, kh, kw, C, F]`.
 
-    On CPU this is XLA's convolution with one kernel after the other: each uses all cores and stays in cache. With 64
+    On CPU this is XLA's convolution with one kernel after the other, which stays in cache. With 64
     kernels the three convolutions of a large DeepGA network take 1.2 times as long as those of 64 rows through one
     network; patches and batched matmuls take 1.5 to 2.3 times as long, and a vmapped `lax.conv_general_dilated` 7 times
     as long. Elsewhere it is one batched matmul of patches, so that one launch does all the work.
@@ -158,31 +178,25 @@ def conv_gradients(x: Array, kernel: Array, g: Array, window: Window) -> tuple[A
       (as x, as kernel).
     """
     chex.assert_shape(g, (x.shape[0], *window.output_size(*x.shape[1:3]), kernel.shape[3]))
-    blocks = _to_blocks(x, g, window, parts=_divisor(x.shape[0], 4))
-    taps = _to_taps(kernel, window)
+    blocks, taps = _to_blocks(x, window), _to_taps(kernel, window)
     of_blocks = _gradient_of_blocks(taps, g)
     of_taps = _gradient_of_taps(blocks, g, window.taps)
-    (dx,) = jax.linear_transpose(lambda x: _to_blocks(x, g, window, parts=1), x)(of_blocks.astype(x.dtype))
+    (dx,) = jax.linear_transpose(lambda x: _to_blocks(x, window), x)(of_blocks.astype(x.dtype))
     (dkernel,) = jax.linear_transpose(lambda w: _to_taps(w, window), kernel)(of_taps.astype(kernel.dtype))
     return dx, dkernel
 
 
 def _gradient_of_taps(blocks: Array, g: Array, taps: tuple[int, int]) -> Array:
-    b, oh, ow, f = g.shape
-    qh, qw = taps
-    k = blocks.shape[-1]
+    (_, oh, ow, f), (qh, qw), k = g.shape, taps, blocks.shape[-1]
     if qh * qw > 4:
         rows = g.reshape(-1, f)
         of_taps = [blocks[:, i : i + oh, j : j + ow].reshape(-1, k).T @ rows for i in range(qh) for j in range(qw)]
         return jnp.stack(of_taps).reshape(qh, qw, k, f)
-    # Few taps have few features in all, so one matmul computes them, with shifted gradients side by side. It sums over
-    # very many rows, which is faster in pieces.
+    # Few taps have few features in all, so one matmul computes them, with shifted gradients side by side.
     shifted = [_shift(g, i, j, taps) for i in range(qh) for j in range(qw)]
-    pieces = _divisor(b, 10)
-    rows = jnp.concatenate(shifted, axis=-1).reshape(pieces, -1, qh * qw * f)
+    rows = jnp.concatenate(shifted, axis=-1).reshape(-1, qh * qw * f)
     single = jnp.promote_types(g.dtype, jnp.float32)
-    products = jnp.einsum("pmk,pmf->pkf", blocks.reshape(pieces, -1, k), rows, preferred_element_type=single)
-    of_taps = products.sum(0)
+    of_taps = jnp.matmul(blocks.reshape(-1, k).T, rows, preferred_element_type=single)
     return of_taps.reshape(k, qh, qw, f).transpose(1, 2, 0, 3)
 
 
@@ -210,24 +224,13 @@ def _to_taps(kernel: Array, window: Window) -> Array:
     return split.reshape(qh, qw, sh * sw * channels, features)
 
 
-def _to_blocks(x: Array, g: Array, window: Window, parts: int) -> Array:
-    """Reshapes images `[B, H, W, C]` to blocks `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`, in so many parts."""
+def _to_blocks(x: Array, window: Window) -> Array:
+    """Reshapes images `[B, H, W, C]` to blocks `[B, H' + qh - 1, W' + qw - 1, sh * sw * C]`."""
     b, h, w, c = x.shape
     (sh, sw), (qh, qw), ((top, _), (left, _)) = window.strides, window.taps, window.padding
-    mh, mw = g.shape[1] + qh - 1, g.shape[2] + qw - 1
+    oh, ow = window.output_size(h, w)
+    mh, mw = oh + qh - 1, ow + qw - 1
     # The padding may be negative, which cuts off rows and columns that no window reaches.
     edges = ((0, 0, 0), (top, mh * sh - h - top, 0), (left, mw * sw - w - left, 0), (0, 0, 0))
-    split = (mh, sh, mw, sw * c)
-
-    def convert(images: Array) -> Array:
-        padded = lax.pad(images, jnp.zeros((), images.dtype), edges)
-        return padded.reshape(-1, *split).transpose(0, 1, 3, 2, 4)
-
-    # In a loop, because XLA would otherwise convert again for each tap; a loop over one part would be unrolled.
-    blocks = convert(x) if parts == 1 or sh == 1 else lax.map(convert, x.reshape(parts, b // parts, h, w, c))
-    return blocks.reshape(b, mh, mw, sh * sw * c)
-
-
-def _divisor(number: int, at_least: int) -> int:
-    """Smallest divisor of a number between a limit and four times that limit; 1 if there is none."""
-    return next((n for n in range(at_least, 4 * at_least + 1) if number % n == 0), 1)
+    padded = lax.pad(x, jnp.zeros((), x.dtype), edges)
+    return padded.reshape(b, mh, sh, mw, sw * c).transpose(0, 1, 3, 2, 4).reshape(b, mh, mw, sh * sw * c)
