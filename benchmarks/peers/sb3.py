@@ -170,9 +170,7 @@ def main() -> None:
     parser.add_argument("--job", type=json.loads, required=True)
     job = parser.parse_args().job
     torch.set_num_threads(job["threads"])
-    # Environment i has the seed of its batch plus i, so the seeds of batches are far apart: runs share no episodes.
-    seed = 1_000_003 * job["seed"]
-    envs = make_envs(job, job["num_envs"], seed, training=True)
+    envs = make_envs(job, job["num_envs"], job["seed"], training=True)
     normalize = {"norm_obs": job["normalize_observations"], "norm_reward": job["normalize_rewards"]}
     if any(normalize.values()):
         envs = VecNormalize(envs, **normalize, gamma=job["settings"]["gamma"])
@@ -190,8 +188,8 @@ def main() -> None:
         size = envs.action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, settings["action_noise"]))
     make = getattr(stable_baselines3, job["algorithm"])
-    model = make(policy, envs, policy_kwargs=policy_kwargs, seed=seed, device="cpu", **settings)
-    evaluations = Evaluations(make_envs(job, job["episodes"], seed + 1_003, training=False), job["every"])
+    model = make(policy, envs, policy_kwargs=policy_kwargs, seed=job["seed"], device="cpu", **settings)
+    evaluations = Evaluations(make_envs(job, job["episodes"], job["seed"] + 1_003, training=False), job["every"])
     began = time.perf_counter()
     model.learn(job["timesteps"], callback=evaluations)
     seconds = time.perf_counter() - began - evaluations.seconds

@@ -91,9 +91,11 @@ def numbers(settings: object, *names: str, **limits: float) -> None:
     """Checks fields of settings with `number`; None and functions are allowed where the annotation allows them."""
     for name in names:
         value = getattr(settings, name)
-        kind = NoneType if value is None else Callable if callable(value) else None
-        if kind is None or not _allows(settings, name, kind):
-            number(name, value, **limits)
+        if value is None and _allows(settings, name, NoneType):
+            continue
+        if callable(value) and _allows(settings, name, Callable):
+            continue
+        number(name, value, **limits)
 
 
 def _allows(settings: object, name: str, kind: Any) -> bool:

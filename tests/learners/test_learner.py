@@ -14,9 +14,11 @@ from gymnasium.wrappers.utils import RunningMeanStd
 from volvox import A3C, PPO, PQN, SAC, TD3, learn
 from volvox.envs import cartpole
 from volvox.learners import Turn
+from volvox.learners.learner import apply_gradient
 from volvox.learners.training import LearnerStages, compressions_of
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, NextObservationNetwork, QNetwork
 from volvox.rollout import loop as rollout_loop
+from volvox.sparsity.optimizers import make_optimizer
 from volvox.types import Interrupted, TimeStep
 
 NETWORK, CONSTANT = CategoricalMLP(2, (8,)), probes.constant(num_envs=4, groups=2)
@@ -320,3 +322,12 @@ def test_networks_and_environments_that_do_not_fit_are_refused(settings, network
 def test_arguments_of_another_type_are_refused(settings, env):
     with pytest.raises(TypeError):
         learn(settings, NETWORK, env)
+
+
+def test_a_schedule_in_the_state_of_an_optimiser_keeps_its_rates():
+    optimizer = make_optimizer(lambda rate: optax.inject_hyperparams(optax.sgd)(optax.linear_schedule(rate, 0, 2)), 1.0)
+    params, zero = jnp.float32(0), jnp.float32(0)
+    state = optimizer.init(params)
+    for expected in (-1.0, -1.5):
+        params, state = apply_gradient(optimizer, jnp.float32(1), state, params, jnp.int32(1), zero, 1.0)
+        assert params == expected

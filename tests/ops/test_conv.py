@@ -115,8 +115,14 @@ def test_gradients_in_half_precision_sum_in_single():
     size = 5
     kernel = jnp.full((size, size, 1, 1), 2.0**-9, jnp.bfloat16).at[0, 0].set(1.0)
     x = jnp.ones((1, 12, 12, 1), jnp.bfloat16)
-    of_x, of_kernel = jax.jit(jax.grad(lambda x, k: ours(x, k, 1, "SAME").astype(jnp.float32).sum(), (0, 1)))(x, kernel)
-    assert of_x.dtype == of_kernel.dtype == jnp.bfloat16
+
+    def total(x, kernel):
+        out = ours(x, kernel, 1, "SAME")
+        return out.astype(jnp.float32).sum(), out
+
+    (_, out), (of_x, of_kernel) = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(x, kernel)
+    assert out.dtype == of_x.dtype == of_kernel.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(out, np.float32)[0, 5:-5, 5:-5, 0], 1 + (size**2 - 1) / 512, rtol=2.0**-8)
     inside = np.asarray(of_x, np.float32)[0, size:-size, size:-size, 0]
     assert inside.size
     np.testing.assert_allclose(inside, 1 + (size**2 - 1) / 512, rtol=2.0**-8)
@@ -141,3 +147,16 @@ def test_convolutions_and_gradients_as_matmuls_are_those_of_xla(name):
         jax.jit(partial(conv_taps, window=window))(x, kernel),
         conv(x, kernel, strides=window.strides, padding=window.padding),
     )
+
+
+def test_gradients_have_gradients():
+    shape = CONVS["pixels_left_over"]
+    x, kernel = operands(shape)
+
+    def penalty(f):
+        def total(x, kernel):
+            return (f(x, kernel, shape.stride, shape.padding) ** 2).sum()
+
+        return jax.jit(jax.grad(lambda x, kernel: (jax.grad(total)(x, kernel) ** 2).sum(), (0, 1)))(x, kernel)
+
+    jax.tree.map(assert_close, penalty(ours), penalty(plain))

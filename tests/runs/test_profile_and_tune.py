@@ -32,14 +32,14 @@ def test_a_profile_is_a_table_of_the_parts():
 
 
 def test_the_time_of_evaluations_does_not_count():
-    walk = slow_walk(pause=0.05)
+    walk = slow_walk(pause=0.2)
 
     def step(state, **options):
         state, metrics = walk.step(state, **options)
-        return state, metrics | {"evaluation_seconds": 0.04, "evaluation_frames": 10_000}
+        return state, metrics | {"evaluation_seconds": 0.15, "evaluation_frames": 10_000}
 
     _, rate = measure_speed(walk._replace(step=step), 0.1)
-    assert 500 < rate < 1001
+    assert 100 < rate < 201
 
 
 @pytest.fixture

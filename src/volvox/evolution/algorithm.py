@@ -242,7 +242,7 @@ class _Evolution:
             if population.seed.shape != (n,):
                 size = population.seed.size
                 raise ValueError(f"ask returned {size} members, and the strategy's population_size is {n}.")
-            return population._replace(episodes=jnp.where(population.episodes > 0, e, 0)), _strong(state)
+            return population._replace(episodes=jnp.where(population.episodes > 0, jnp.int32(e), 0)), _strong(state)
 
         wrap: Any = jax.jit if strategy.traceable else lambda function: function
         self._ask, self._tell = wrap(ask), wrap(lambda *args: _strong(strategy.tell(*args)))

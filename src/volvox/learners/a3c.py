@@ -186,7 +186,7 @@ class _A3C(OnPolicy):
         self.num_batches = self.num_envs // self.micro_batch
         rate = settings._rate_schedule(env)
         self.optimizer = clipped(make_optimizer(settings.optimizer, rate), settings.max_gradient_norm)
-        self.rate = None if callable(rate) else rate  # the state of an optimizer may hold the rate of before
+        self.rate = None if callable(rate) else rate  # the optimiser's state may hold the rate before a change
         low, high = self.batches_due(np.arange(settings.segment_length))
         self.due = np.stack([low < high] * env.num_groups, axis=1)
 

@@ -125,11 +125,12 @@ def apply_gradient(
       params: Parameters.
       step: int32: Number of this update, from 1; sparse optimisers use it.
       mean_return: float32: Recent mean return; sparse optimisers use it.
-      learning_rate: Learning rate of this update; None if the optimiser has a schedule or its own. It replaces the
-        rate in states that have one, such as the state of `optax.inject_hyperparams`.
+      learning_rate: Learning rate of this update; None if the optimiser has a schedule or a rate of its own. It
+        replaces all numbers of that name in the state, such as in the state of `optax.inject_hyperparams`.
     """
-    kept = optax.tree.get_all_with_path(state, "learning_rate")
+    is_rate = lambda path, value: hasattr(value, "dtype")  # noqa: E731  # not the state of a schedule
+    kept = optax.tree.get_all_with_path(state, "learning_rate", is_rate)
     if learning_rate is not None and kept:
-        state = optax.tree.set(state, learning_rate=jnp.asarray(learning_rate, kept[0][1].dtype))
+        state = optax.tree.set(state, is_rate, learning_rate=jnp.asarray(learning_rate, kept[0][1].dtype))
     updates, state = optimizer.update(gradient, state, params, step=step, mean_return=mean_return)
     return optax.apply_updates(params, updates), state

@@ -68,7 +68,7 @@ class PPO:
       lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.
       micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
         divisor of the group's timesteps (environments) in a minibatch. None: the whole minibatch; of images at most
-        64 timesteps of all groups on a CPU and 8,192 elsewhere.
+        32 timesteps of all groups on a CPU and 8,192 elsewhere.
       rounds_per_iteration: Rounds in one iteration, and so in one row of metrics.
 
     Raises:

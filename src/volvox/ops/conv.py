@@ -87,12 +87,17 @@ def _conv(x: Array, kernel: Array, window: Window) -> Array:
     return over_weights(partial(conv_shared, window=window), partial(conv_many, window=window))(x, kernel)
 
 
-def _conv_forward(x, kernel, window):
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _conv_learning(x: Array, kernel: Array, window: Window) -> Array:
     def one(x, kernel):
         by = {"cpu": partial(conv_taps, window=window), "default": partial(conv_shared, window=window)}
         return lax.platform_dependent(x, kernel, **by)
 
-    return over_weights(one, partial(conv_many, window=window))(x, kernel), (x, kernel)
+    return over_weights(one, partial(conv_many, window=window))(x, kernel)
+
+
+def _conv_forward(x, kernel, window):
+    return _conv_learning(x, kernel, window), (x, kernel)
 
 
 def _conv_backward(window, residuals, g):
@@ -103,6 +108,7 @@ def _conv_backward(window, residuals, g):
 
 
 _conv.defvjp(_conv_forward, _conv_backward)
+_conv_learning.defvjp(_conv_forward, _conv_backward)
 
 
 def conv_shared(x: Array, kernel: Array, window: Window) -> Array:
@@ -123,7 +129,7 @@ def conv_taps(x: Array, kernel: Array, window: Window) -> Array:
     single = jnp.promote_types(x.dtype, jnp.float32)  # half precision is summed in float32
     flat = taps.transpose(2, 0, 1, 3).reshape(taps.shape[2], -1)
     products = jnp.matmul(blocks.reshape(-1, len(flat)), flat, preferred_element_type=single)
-    products = products.reshape(*blocks.shape[:3], qh, qw, -1)
+    products = products.reshape(*blocks.shape[:3], qh, qw, kernel.shape[3])
     out = sum(products[:, i : i + oh, j : j + ow, i, j] for i in range(qh) for j in range(qw))
     return jnp.asarray(out, x.dtype)
 
@@ -131,10 +137,10 @@ def conv_taps(x: Array, kernel: Array, window: Window) -> Array:
 def conv_many(x: Array, kernel: Array, window: Window) -> Array:
     """Convolves images `[P, B, H, W, C]` with `P` kernels `[P, kh, kw, C, F]`.
 
-    On CPU this is XLA's convolution with one kernel after the other, which stays in cache. With 64
-    kernels the three convolutions of a large DeepGA network take 1.2 times as long as those of 64 rows through one
-    network; patches and batched matmuls take 1.5 to 2.3 times as long, and a vmapped `lax.conv_general_dilated` 7 times
-    as long. Elsewhere it is one batched matmul of patches, so that one launch does all the work.
+    On CPU this is XLA's convolution with one kernel after the other, which stays in cache. With 64 kernels the three
+    convolutions of a large DeepGA network take 1.2 times as long as those of 64 rows through one network; patches and
+    batched matmuls take 1.5 to 2.3 times as long, and a vmapped `lax.conv_general_dilated` 7 times as long. Elsewhere
+    it is one batched matmul of patches, so that one launch does all the work.
     """
 
     def mapped(x: Array, kernel: Array) -> Array:

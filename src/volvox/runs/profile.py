@@ -59,7 +59,7 @@ def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Pr
 
     Args:
       algorithm: The algorithm; it begins anew.
-      seconds: Length of each of the two measurements; compilation is not counted.
+      seconds: Length of each of the two measurements; compilation and evaluations are not counted.
       seed: Seed of the algorithm.
 
     Raises:

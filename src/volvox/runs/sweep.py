@@ -241,7 +241,7 @@ def _play(
 ) -> _Outcome:
     """Trains the trials of a job, with progress if there are several. It is picklable, for Ray."""
     algorithm = _together([make(dict(settings)) for settings in job.settings.values()])
-    if "max_frames" in budget:  # which counts the frames of all learners
+    if budget.get("max_frames") is not None:  # which counts the frames of all learners
         budget = budget | {"max_frames": budget["max_frames"] * len(job.settings)}
     each, folder, pruned = max(len(algorithm.learners), 1) // len(job.settings), _folder(trials / job.run), False
 
@@ -413,8 +413,11 @@ class Sweep:
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
             try:
+                if (folder / DIVERGED).exists():
+                    raise FloatingPointError(folder)
                 run = _train(algorithm, seed, folder, self._about["budget"])
-            except FloatingPointError:
+            except FloatingPointError as error:
+                write_file(folder / DIVERGED, f"{error}\n")
                 found.append({**trial, "score_again": None, "scores_again": []})
                 continue
             if run.interrupted:

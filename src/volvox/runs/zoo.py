@@ -94,7 +94,7 @@ def publish(
       path: The file; it ends in `.safetensors`, which is added if it is missing.
       licence: Licence under which others may use the agent.
       origin: `command`, `revision` and `date` of the training. None: those of the run directory, or of this program.
-      **options: Arguments of `Run.evaluate`, which gives the score, but `which` and `sampled`.
+      **options: Arguments of `Run.evaluate`, which gives the score, except `which` and `sampled`.
 
     Returns:
       The file.
