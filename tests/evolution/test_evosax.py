@@ -125,8 +125,6 @@ def test_the_success_rule_forgets_the_generation_before():
 def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="class of evosax"):
         Evosax(algorithms.SNES(8, jnp.zeros(3)), population_size=8)
-    with pytest.raises(ValueError, match="SV_CMA_ES has several populations"):
-        Evosax(algorithms.SV_CMA_ES, population_size=8)
     with pytest.raises(ValueError, match="low-rank"):
         vx.evolve(wrapped("CMA_ES"), NET, ENV, noise=population.LowRank())
 

@@ -66,7 +66,9 @@ def test_reference_statistics_are_published_with_the_weights(tmp_path):
     network = vx.networks.genotype(Normalized(), env.spec, reference=vx.reference_batch(env, size=16))
     run = vx.train(vx.evolve(vx.ES(population_size=8), network, env), steps=1, progress=False)
     path = run.publish(tmp_path / "mine", num_episodes=2)
-    same(vx.zoo.load(path, custom=[Normalized]).variables(), run.variables())
+    loaded = vx.zoo.load(path, custom=[Normalized]).variables()
+    assert loaded.keys() == run.variables().keys() > {"params"}
+    same(loaded, run.variables())
 
 
 def test_weights_of_another_network_are_refused(learned, tmp_path):

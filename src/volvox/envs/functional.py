@@ -351,7 +351,7 @@ def playground(
             f"{task} needs MuJoCo Menagerie, and its download failed: {error}; tasks of the DeepMind Control suite, "
             "such as CheetahRun, need no download"
         ) from error
-    repeat = integer("action_repeat", settings.get("action_repeat", 1), low=1)
+    repeat: int = settings.get("action_repeat", 1)
     limit = -(-settings.episode_length // repeat) if max_episode_steps is None else max_episode_steps
     sizes = {"num_envs": num_envs, "groups": groups, "max_episode_steps": limit}
     return _from_states(env, repeat, name=task, **sizes, reset_batch=INT32, config=config)

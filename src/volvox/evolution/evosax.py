@@ -64,8 +64,6 @@ class Evosax:
         integers(self, "population_size", "num_episodes", low=1)
         if not (isinstance(self.algorithm, type) and hasattr(self.algorithm, "tell")):
             raise TypeError(f"algorithm={self.algorithm!r}: give a class of evosax.algorithms, such as CMA_ES.")
-        if "means" in inspect.signature(self.algorithm.init).parameters:
-            raise ValueError(f"{self.algorithm.__name__} has several populations; give an algorithm with one.")
 
     def init(self, key: Array, encoding: Encoding) -> State:
         """Returns the first state; raises ValueError for low-rank noise."""

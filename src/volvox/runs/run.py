@@ -150,16 +150,14 @@ class Run:
           The continued run. This object does not change.
 
         Raises:
-          ValueError: There is no run directory, no such setting, a setting changes the shapes of the state, there are
-            changes and several processes, or `volvox.train` refuses an argument.
+          ValueError: There is no run directory, no such setting, a setting changes the shapes of the state, or
+            `volvox.train` refuses an argument.
         """
         from volvox.runs.train import train
 
         directory, algorithm = self._directory("resume"), self.algorithm
         config = read_config(directory)
         if changes:
-            if jax.process_count() > 1:
-                raise ValueError("changes need a single process, which may resume the run for one more step")
             algorithm = _with_settings(algorithm, changes)
             read_run(directory, algorithm, config)  # raises ValueError if the state would not fit
             change_settings(directory, algorithm, changes)

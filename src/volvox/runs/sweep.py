@@ -413,11 +413,8 @@ class Sweep:
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
             try:
-                if (folder / DIVERGED).exists():
-                    raise FloatingPointError(folder)
                 run = _train(algorithm, seed, folder, self._about["budget"])
-            except FloatingPointError as error:
-                write_file(folder / DIVERGED, f"{error}\n")
+            except FloatingPointError:
                 found.append({**trial, "score_again": None, "scores_again": []})
                 continue
             if run.interrupted:
