@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from volvox import A3C, TD3, learn, play
 from volvox.envs import atari
-from volvox.learners.training import Evaluated, PolicyEvaluator, add_evaluation
+from volvox.learners.evaluation import Evaluated, PolicyEvaluator, add_evaluation
 from volvox.networks import MLP, ActorAndCritic, ActorCritic, QNetwork
 from volvox.types import Interrupted
 

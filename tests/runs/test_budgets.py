@@ -65,7 +65,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 0.0
         fake = types.SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
-        for module in ("rollout.loop", "learners.training", "runs.train"):
+        for module in ("rollout.loop", "learners.evaluation", "learners.training", "runs.train"):
             monkeypatch.setattr(f"volvox.{module}.time", fake)
 
     def slow(self, env, seconds):
