@@ -24,11 +24,6 @@ def constant(**options: Any) -> Env:
     return _probe("constant", {}, _zero, lambda state, action, key: (state, 1.0, True), **options)
 
 
-def observed_reward(**options: Any) -> Env:
-    """One timestep: the observation is -1 or 1, evenly, and so is the reward. The value of `x` is `x`."""
-    return _probe("observed-reward", {}, _sign, lambda state, action, key: (state, state, True), **options)
-
-
 def delayed_reward(**options: Any) -> Env:
     """Two timesteps with the observations 0 and 1 and the rewards 0 and 1. The values are `g` at 0 and 1 at 1."""
     return _probe(

@@ -1,4 +1,3 @@
-import chex
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -18,30 +17,19 @@ def counting():
     """Answers the number of observations since the episode began."""
     return Policy(
         init=lambda key: jnp.float32(0),
-        initial_state=lambda batch_size: jnp.zeros(batch_size),
-        apply=lambda variables, observation, state: (state + 1, state + 1),
+        initial_state=lambda batch_size: jnp.full(batch_size, 5.0),
+        apply=lambda variables, observation, state: (state - 4, state + 1),
         sample=lambda key, output: output,
         mode=lambda output: output.astype(jnp.int32),
         config={},
     )
 
 
-def test_an_actor_answers_as_its_policy():
-    env = probes.corridor(num_envs=1)
-    genotype = vx.networks.genotype(vx.networks.MLP(env.spec.num_actions, (4,)), env.spec)
-    variables = genotype.prepare(jax.jit(genotype.policy.init)(jax.random.key(0)))
-    act = vx.Actor(genotype.policy, variables, env.spec)
-    batch = np.random.default_rng(0).standard_normal((5, *env.spec.observation_shape)).astype(np.float32)
-    output, _ = genotype.policy.apply(variables, jnp.asarray(batch), ())
-    actions = act(batch)
-    assert isinstance(actions, np.ndarray)
-    chex.assert_trees_all_equal(actions, np.asarray(genotype.policy.mode(output)))
-    assert act(batch[0]).shape == ()
-    assert act(batch[0]) == actions[0]
-
-
-def test_recurrent_state_is_kept_and_begins_anew():
+@pytest.mark.parametrize("suffix", [None, ".stablehlo", pytest.param(".onnx", marks=pytest.mark.slow)])
+def test_recurrent_state_is_kept_and_begins_anew(suffix, tmp_path):
     act = vx.Actor(counting(), (), SPEC)
+    if suffix is not None:
+        act = vx.load(export(tmp_path / f"policy{suffix}", counting(), (), SPEC, config={}))
     observation = np.zeros((3, *SPEC.observation_shape), np.float32)
     assert [act(observation).tolist() for _ in range(2)] == [[1, 1, 1], [2, 2, 2]]
     assert act(observation, first=np.array([False, True, False])).tolist() == [3, 1, 3]

@@ -1,6 +1,6 @@
 """Checks of arguments: the values that pass, and the error of those that do not."""
 
-import types
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +43,14 @@ def test_counts_may_be_none_or_whole_floats():
 
 
 def test_fields_of_settings():
-    settings = types.SimpleNamespace(a=None, b=2, rate=optax.constant_schedule(-1.0))
+    made = dataclasses.make_dataclass("Settings", [("a", int | None), ("b", int), ("rate", float | optax.Schedule)])
+    settings = made(None, 2, optax.constant_schedule(-1.0))
     _checks.integers(settings, "a", "b", low=1)
     _checks.numbers(settings, "a", "b", "rate", low=1)
+    for wrong in (made(None, None, 2.0), made(None, optax.constant_schedule(3.0), 2.0)):
+        for check in (_checks.integers, _checks.numbers):
+            with pytest.raises(ValueError, match="b"):
+                check(wrong, "b", low=1)
     for check in (_checks.integers, _checks.numbers):
         with pytest.raises(ValueError, match="b"):
             check(settings, "b", low=3)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes
 import pytest
 
 from volvox.data.normalization import (
@@ -11,12 +10,11 @@ from volvox.data.normalization import (
     init,
     init_rewards,
     normalize,
-    normalizing,
     reward_scale,
     update,
     update_rewards,
 )
-from volvox.types import Policy, TimeStep
+from volvox.types import TimeStep
 
 
 def test_moments_are_those_of_all_observations():
@@ -100,21 +98,3 @@ def test_rewards_whose_sums_are_all_equal_stay_as_they_are(discount):
     sums = np.array([0.7, 0.7, 0.7 + discount * 0.7])
     wanted = 1 if discount == 0 else 1 / np.std(sums)
     np.testing.assert_allclose(reward_scale(rewards), wanted, rtol=1e-4)
-
-
-def test_a_policy_normalises_by_its_own_variables():
-    spec = probes.target(size=2).spec
-    policy = Policy(
-        init=lambda key: jnp.float32(3),
-        initial_state=lambda batch_size: (),
-        apply=lambda variables, observation, state: (variables * observation, state),
-        sample=lambda key, output: output,
-        mode=lambda output: output,
-        config={},
-    )
-    made = normalizing(policy, spec)
-    variables = made.init(jax.random.key(0))
-    seen = jnp.array([[1.0, 5.0], [3.0, 9.0]])
-    np.testing.assert_array_equal(made.apply(variables, seen, ())[0], 3 * seen)
-    counted = variables._replace(moments=update(variables.moments, seen))
-    np.testing.assert_allclose(made.apply(counted, seen, ())[0], [[-3, -3], [3, 3]], rtol=1e-6)

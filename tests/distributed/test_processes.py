@@ -164,6 +164,27 @@ def test_one_process_needs_nothing(monkeypatch):
     assert jax.process_count() == 1
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"},
+        {"SLURM_STEP_NODELIST": "a,b", "SLURM_NTASKS": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"JOB_COMPLETION_INDEX": "1"},
+    ],
+    ids=["jax", "slurm", "open mpi", "kubernetes"],
+)
+def test_a_process_of_a_launcher_joins_the_others(variables, monkeypatch):
+    joined = []
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **options: joined.append(given))
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    vx.distributed.initialize()
+    assert joined == [(None, 2, 1) if "JAX_PROCESS_ID" in variables else (None, None, None)]
+
+
 def test_a_sum_over_devices():
     axis = vx.types.Axis("axis", 3)
     tree = {"a": np.ones((3, 2), np.float32), "b": np.arange(3), "c": np.arange(6.0, dtype=np.float32).reshape(3, 2, 1)}

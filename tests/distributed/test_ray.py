@@ -28,8 +28,8 @@ TABLE = vx.population.Table(size=5_000)
 NETWORK = vx.networks.MLP(2, (4,))
 
 
-def countdown():
-    return probe.countdown(num_envs=4, groups=2, low=1, high=9)
+def corridor():
+    return probe.corridor(num_envs=4, groups=2)
 
 
 def assert_equal(one, other):
@@ -62,7 +62,7 @@ CASES = {
 def evolved(case, workers):
     """State, log and metrics after two generations."""
     validation = vx.Validation(num_elite_candidates=2, num_validation_episodes=2)
-    algorithm = vx.evolve(CASES[case], NETWORK, countdown(), noise=TABLE, validation=validation, workers=workers)
+    algorithm = vx.evolve(CASES[case], NETWORK, corridor(), noise=TABLE, validation=validation, workers=workers)
     try:
         state, row, rows = algorithm.init(jax.random.key(3)), {}, []
         for _ in range(2):
@@ -96,8 +96,8 @@ def population(encoding):
 @pytest.mark.slow
 def test_a_killed_actor_costs_its_chunk_and_closing_ends_all(cluster, monkeypatch):
     monkeypatch.setattr(ray_evaluator, "CHUNK_SECONDS", 0.05)
-    genotype = vx.networks.genotype(NETWORK, countdown().spec)
-    given = genotype, TABLE, countdown(), Nothing(), 400
+    genotype = vx.networks.genotype(NETWORK, corridor().spec)
+    given = genotype, TABLE, corridor(), Nothing(), 400
     make_local = partial(PopulationEvaluator, *given)
     local, evaluator, done = make_local(), RayEvaluator(vx.distributed.ray(num_actors=2), make_local, 4), []
     members = population(local.encoding)
@@ -135,7 +135,7 @@ def test_an_error_of_an_actor_reaches_the_caller(cluster):
         def evaluate(self, *args, **settings):
             raise FloatingPointError("the emulator gave NaN")
 
-    encoding = vx.population.encoding(vx.networks.genotype(NETWORK, countdown().spec), TABLE)
+    encoding = vx.population.encoding(vx.networks.genotype(NETWORK, corridor().spec), TABLE)
     evaluator = RayEvaluator(vx.distributed.ray(num_actors=1), Broken, 4)
     with pytest.raises(FloatingPointError):
         evaluator.evaluate(population(encoding), 2, **SETTINGS)
@@ -145,8 +145,8 @@ def test_an_error_of_an_actor_reaches_the_caller(cluster):
 @pytest.mark.optimized
 def test_bases_are_rebuilt_from_their_lineage():
     """Bit for bit, from the start, from the bases of an earlier call, and after another lineage."""
-    genotype = vx.networks.genotype(NETWORK, countdown().spec)
-    actor = PopulationActor(lambda: PopulationEvaluator(genotype, TABLE, countdown(), Nothing(), 4), {})
+    genotype = vx.networks.genotype(NETWORK, corridor().spec)
+    actor = PopulationActor(lambda: PopulationEvaluator(genotype, TABLE, corridor(), Nothing(), 4), {})
     encoding = vx.population.encoding(genotype, TABLE)
     rng, history, lineage = np.random.default_rng(0), [encoding.zeros(4)], [lineages.zeros(0, 4)]
     for g in range(6):

@@ -6,8 +6,7 @@ import probes
 import pytest
 
 from volvox import envs
-from volvox.envs.groups import array_module
-from volvox.envs.preprocessing import opening, resize_bilinear, wrapped
+from volvox.envs.preprocessing import opening, resize_bilinear
 
 pytestmark = pytest.mark.optimized
 
@@ -89,32 +88,3 @@ def test_an_end_inside_the_opening_begins_anew(drive):
     assert step.first.all()
     assert not (step.terminated | step.truncated).any()
     assert not step.reward.any()
-
-
-@pytest.mark.parametrize("host", [False, True])
-def test_a_wrapper_sees_and_changes_everything_and_starts_anew_at_a_restart(host):
-    def observe(count, timestep):
-        assert array_module(count) is array_module(timestep.first)
-        return count + 1, timestep._replace(extras={**timestep.extras, "count": count})
-
-    def act(count, action):
-        return 1 - action
-
-    corridor = probes.corridor(length=4, num_envs=2)
-    spec, changes = corridor.spec._replace(name="late"), (lambda num_envs: np.zeros(num_envs, np.int32), observe, act)
-    env = wrapped(corridor, *changes, spec=spec, hidden_steps=2)
-    (group,) = env.make(0, max_episode_steps=3, host=host)
-    assert (group.spec.name, group.spec.max_episode_steps) == ("late", 3)
-    state, counts, ends = group.init(), [], []
-    for beat in range(8):
-        state, timestep = group.recv(state)
-        counts.append(int(timestep.extras["count"][0]))
-        ends.append(bool(timestep.truncated[0] | timestep.terminated[0]))
-        if beat == 1:
-            state, timestep = group.recv(group.restart(state))
-            assert timestep.first.all()
-            assert (timestep.extras["count"] == 0).all()
-        state = group.send(state, np.ones(2, np.int32))
-    # It walks left all the time, and is truncated two timesteps after the cutoff that is shown.
-    assert counts == [0, 1, 1, 2, 3, 4, 5, 6]
-    assert ends == [False] * 6 + [True, False]

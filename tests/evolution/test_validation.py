@@ -101,6 +101,21 @@ class NoTuple(Counting):
         return state
 
 
+def test_each_evaluation_has_its_own_seeds(scripted, monkeypatch):
+    """Those of later generations too, so that a resumed run does not repeat its episodes."""
+    workers, seeds = scripted(*[[0, 3, 9, 1]] * 4), []
+    evaluate = workers.evaluate
+
+    def noted(*given, **options):
+        seeds.extend((options["seed"], options["pool_seed"]))
+        return evaluate(*given, **options)
+
+    monkeypatch.setattr(workers, "evaluate", noted)
+    workers.play(vx.evolve(vx.GA(population_size=4, num_parents=2), NET, ENV, noise=NOISE, workers=workers))
+    assert len(set(seeds[::2])) == 4
+    assert seeds[1] == seeds[3] != seeds[5] == seeds[7]
+
+
 def test_bad_strategies_and_settings_are_refused(scripted):
     for strategy in (object(), Counting, NoTuple()):
         with pytest.raises((TypeError, AttributeError)):

@@ -1,12 +1,13 @@
 """Experiment scripts as a user runs them, with their flags."""
 
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from volvox.report.files import read_metrics
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -58,9 +59,4 @@ def read(load):
 @pytest.fixture(scope="session")
 def rows():
     """A run directory's metrics."""
-
-    def read(run_dir):
-        path = run_dir / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    return read
+    return lambda run_dir: read_metrics(run_dir / "metrics.jsonl")

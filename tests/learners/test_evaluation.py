@@ -52,29 +52,14 @@ def test_the_numbers_of_an_evaluation():
     assert (row["evaluation_mean"], row["evaluation_frames"]) == (1.5, 57)
     assert best_of(row) == (6.0, 6, 100)
     np.testing.assert_array_equal(worse.latest, [4.0, -1.0])
+    lucky, now = np.float32([[6.5], [0]]), np.float32([[7]])
+    _, row = add_evaluation(worse, policy_of, lucky, now, timesteps=300, frames=7)
+    assert best_of(row) == (pytest.approx(43 / 7), 7, 100)  # 6.5 is larger than this, but not than 7
     _, row = add_evaluation(worse, policy_of, returns - 3, again - 8, timesteps=300, frames=7)
     assert best_of(row) == (4.0, 3, 300)  # larger than 3, the mean over nine episodes
     _, row = add_evaluation(unknown(()), lambda i: (), np.float32([[3]]), NOT_PLAYED, timesteps=1, frames=1)
     best = {"evaluation_best", "evaluation_best_episodes", "evaluation_best_timesteps"}
     assert set(row) == {"evaluation_mean", *best, "evaluation_timesteps", "evaluation_frames"}
-
-
-@pytest.mark.parametrize("gain", [0.0, 60.0])
-def test_the_best_policy_is_not_worse_than_the_last_beyond_noise(gain):
-    """Of policies that hardly improve, whose early ones are the noisiest: a maximum of means would keep one of them."""
-    rng, differences, excesses = np.random.default_rng(0), [], []
-    true, deviation = gain * np.arange(40) / 40, np.linspace(150, 30, 40)
-    for _ in range(30):
-        evaluated = unknown(0)
-        for i in range(40):
-            returns, again = (rng.normal(true[j], deviation[j], (1, 10)) for j in (i, evaluated.variables))
-            given = (evaluated, lambda _, i=i: i, returns, again if i > 0 else NOT_PLAYED)
-            evaluated, row = add_evaluation(*given, timesteps=i, frames=0)
-            assert row["evaluation_best_timesteps"] == evaluated.variables
-        differences.append(true[evaluated.variables] - true[-1])
-        excesses.append(row["evaluation_best"] - true[evaluated.variables])
-    assert np.mean(differences) >= -gain / 6  # -33 by the maximum
-    assert np.mean(excesses) < 20  # 64 to 71 by the maximum
 
 
 def test_returns_without_a_rank_choose_no_policy(monkeypatch):
@@ -148,13 +133,14 @@ def test_the_best_policy_is_kept_beside_the_last(steps):
     assert best_of(row) == (pytest.approx((100 * 1_000 + 4 * returns.mean) / 1_004), 1_004, 7)
 
 
-def test_an_interrupt_within_an_evaluation_leaves_the_state():
-    algorithm = make(evaluate_every=600)
+def test_an_interrupt_within_an_evaluation_leaves_the_state(monkeypatch):
+    algorithm, interrupt = make(evaluate_every=600), lambda progress: progress["phase"] == "evaluation"
     state = algorithm.init(0)
     with pytest.raises(Interrupted, match="evaluation"):
-        algorithm.step(state, monitor=lambda progress: progress["phase"] == "evaluation")
+        algorithm.step(state, monitor=interrupt)
     assert float(state.evaluated.best) == -np.inf
-    _, row = algorithm.step(state)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    _, row = algorithm.step(state, monitor=interrupt)  # several processes stop together, after it
     algorithm.close()
     assert row["evaluation_mean"] > 0
 

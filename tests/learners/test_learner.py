@@ -58,6 +58,19 @@ def test_an_older_state_begins_new_episodes(algorithm):
     assert phases.count("compiling") == 2
 
 
+def test_a_resumed_run_makes_environments_with_another_seed():
+    """So that emulators do not repeat the starts of their episodes."""
+    seeds = []
+    make = lambda seed, **options: seeds.append(seed) or CONSTANT.make(seed, **options)  # noqa: E731
+    algorithm = learn(A3C(segment_length=5, lag=0), NETWORK, CONSTANT._replace(make=make))
+    state, _ = algorithm.step(algorithm.init(0))
+    for _ in range(2):
+        algorithm.close()
+        algorithm.step(state._replace(envs=()))
+    assert len(seeds) == 3
+    assert seeds[0] != seeds[1] == seeds[2]
+
+
 def test_progress_counts_up_and_an_interrupt_leaves_the_state(algorithm, monkeypatch):
     monkeypatch.setattr(rollout_loop, "CHUNK_SECONDS", 1e-6)
     seen = []
@@ -139,10 +152,11 @@ def test_work_changes_nothing_in_turns_that_are_not_due(settings):
 GIVEN = {"ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0}}  # where the default is None
 
 
-def test_without_lag_each_transition_is_learned_from_once():
-    """Segments follow each other without a gap, in order of rounds; all but their first timestep are up to date."""
-    env, rounds, t, b = probes.corridor(num_envs=8, groups=2), 3, 4, 4
-    settings = A3C(segment_length=t, lag=0, micro_batch=2, reward_bound=None, vtrace=False)
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_each_transition_is_learned_from_once(lag):
+    """Segments follow each other without a gap, in order of rounds, and know which parameters chose the actions."""
+    env, rounds, t, b = probes.corridor(num_envs=8, groups=2), 3 + lag, 4, 4
+    settings = A3C(segment_length=t, lag=lag, micro_batch=2, reward_bound=None, vtrace=False)
     learner, learned, rng = settings.bind(CategoricalMLP(2, (4,)), env), [], np.random.default_rng(0)
     collected, learning = jax.jit(learner.init)(jax.random.key(0))
 
@@ -167,13 +181,14 @@ def test_without_lag_each_transition_is_learned_from_once():
                 collected, learning = learner.work(collected, learning, keys[0], turn)
                 chosen[g].append((seen[:, 0], action, np.full(b, version)))
                 followed[g].append((timestep.reward, timestep.terminated, timestep.truncated, ~timestep.first))
-                assert version == number // t
+                assert version == max(number // t - lag, 0)
             if number % t == t - 1:
                 collected, learning = learner.finish(collected, learning, keys[0], turn)
     pairs = [np.stack([*x, *y], 1) for g in range(2) for x, y in zip(chosen[g], followed[g][1:], strict=False)]
     expected, found = np.concatenate(pairs), np.concatenate(learned)
-    missing = found[:, 0] == 0  # the first timestep of the first segments
-    assert missing.sum() == 8
+    expected = expected[expected[:, 0] < 1_000 * (3 * t + (lag > 0))]  # later segments are not learned from yet
+    missing = found[:, 0] == 0  # without lag, the first timestep of the first segments
+    assert missing.sum() == (0 if lag else 8)
     assert not found[missing, -1].any()  # valid
     found = found[~missing]
     np.testing.assert_array_equal(found[np.argsort(found[:, 0])], expected[np.argsort(expected[:, 0])])
@@ -212,6 +227,44 @@ def test_observations_are_normalised_as_by_gymnasium(name):
                 np.testing.assert_allclose(collected.collectors[g].ring.observation[0, beat], wanted, atol=1e-3)
                 again, _ = learner.network.policy.apply(learning.params, jnp.float32(wanted), ())
             np.testing.assert_allclose(output, again, atol=2e-3)
+
+
+def played(name, **changes):
+    """Yields the learner, its data and (group, beat, observation, reward, deviation of the discounted returns)."""
+    settings, network, env = LEARNERS[name]
+    learner, b, rng = dataclasses.replace(settings, **changes).bind(network, env), 4, np.random.default_rng(0)
+    collected, learning = jax.jit(learner.init)(jax.random.key(0))
+    no, keys, returns, every = jnp.zeros(b, bool), jax.random.split(jax.random.key(0), b), np.zeros((2, b)), []
+    for beat in range(6):
+        for g in range(2):
+            observation, reward = (rng.normal(3, 4, shape).astype(np.float32) for shape in ((b, 2), b))
+            timestep = TimeStep(jnp.asarray(observation), jnp.asarray(reward), no, no, no, {})
+            turn = Turn(g, jnp.int32(0), jnp.int32(beat), jnp.float32(0))
+            collected, _ = learner.act(collected, learning, keys, turn, timestep)
+            returns[g] = returns[g] * settings.discount + reward
+            every.extend(returns[g])
+            yield learner, collected, (g, beat, observation, reward, np.std(every))
+
+
+def test_rewards_of_segments_are_scaled_and_then_clipped():
+    clipped = []
+    for _, collected, (g, beat, _, reward, deviation) in played("ppo", reward_bound=1.0):
+        if beat > 0:
+            found, scaled = collected.collectors[g].ring.reward[0, beat - 1], reward / deviation
+            np.testing.assert_allclose(found, scaled.clip(-1, 1), rtol=1e-3)
+            clipped.extend(abs(scaled) > 1)
+    assert 0 < np.mean(clipped) < 1
+
+
+def test_batches_of_a_replay_are_normalised():
+    *_, (learner, collected, _) = timesteps = list(played("td3"))
+    seen, deviation = np.concatenate([given[2] for *_, given in timesteps]), timesteps[-1][2][-1]
+    plain = collected._replace(moments=jax.tree.map(jnp.zeros_like, collected.moments), rewards=())
+    found, raw = (learner.sample(jax.random.key(1), data) for data in (collected, plain))
+    np.testing.assert_allclose(found.reward, raw.reward / deviation, rtol=1e-3)
+    for name in ("observation", "next_observation"):
+        wanted = (getattr(raw, name) - seen.mean(0)) / seen.std(0)
+        np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.fixture

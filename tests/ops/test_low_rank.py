@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layer_shapes import CONVS, MATMULS
+from layer_shapes import CONVS
 
 from volvox.networks.interception import low_rank_kernels, use_kernels
 from volvox.ops.conv import conv, window_of
@@ -28,24 +28,6 @@ def normal(*shape, seed=0):
 def formed(kernel: LowRankKernel):
     base = np.asarray(kernel.bases, np.float64)[int(kernel.index)]
     return base + (np.asarray(kernel.a, np.float64) @ np.asarray(kernel.b, np.float64).T).reshape(base.shape)
-
-
-@pytest.mark.parametrize(("num_bases", "rank"), [(1, 1), (4, 3)])
-@pytest.mark.parametrize("name", ["prime", "rows"])
-def test_dense(name, num_bases, rank):
-    """Low-rank kernels under `vmap` against the formed kernels."""
-    shape, n = MATMULS[name], 6
-    index = np.arange(n) % num_bases
-    x, bases = normal(n, shape.rows, shape.k), normal(num_bases, shape.k, shape.n, seed=1)
-    a, b = normal(n, shape.k, rank, seed=2), normal(n, shape.n, rank, seed=3)
-
-    def one(x, index, a, b):
-        return low_rank_dense(x, LowRankKernel(bases, index, a, b, 0))
-
-    got = jax.jit(jax.vmap(one))(x, jnp.asarray(index, jnp.int32), a, b)
-    for i in range(n):
-        expected = x[i].astype(np.float64) @ formed(LowRankKernel(bases, index[i], a[i], b[i], 0))
-        np.testing.assert_allclose(got[i], expected, rtol=1e-4, atol=1e-4 * np.sqrt(shape.k))
 
 
 @pytest.mark.parametrize("name", ["deep_ga_small_1", "stride_beyond_size"])

@@ -12,7 +12,7 @@ from volvox import networks, population
 from volvox.envs import atari
 from volvox.population import decoding
 from volvox.rollout import Trajectory, slots
-from volvox.rollout.loop import Loop, LoopState, Stages, traced
+from volvox.rollout.loop import Loop, LoopState
 from volvox.types import Population, zeros
 
 pytestmark = pytest.mark.optimized
@@ -95,35 +95,3 @@ def largest_copy(text):
 def test_no_copy_the_size_of_the_slots(hlo):
     """Slot parameters, bases, the table and the episodes' behaviours (6 million numbers) stay where they are."""
     assert 0 < largest_copy(hlo)[0] < 1_000_000, largest_copy(hlo)  # some small ones there are
-
-
-def test_order_holds_without_conditionals():
-    """Always-active groups (no conditional): send, then work, then the next recv; written naively they are not."""
-    env = atari("Pong", num_envs=4, groups=2)
-    groups = env.make(0)
-
-    def act(carry, memory, constants, g, timestep):
-        return carry + 1, jnp.zeros(2, jnp.int32) + (timestep.observation.astype(jnp.int32).sum() + carry) % 2
-
-    def work(carry, memory, constants, g):
-        return carry, jax.lax.fori_loop(0, carry % 2 + 1, lambda i, m: jnp.tanh(m @ m), memory)
-
-    chunk = traced(Stages(act, work), groups)
-    envs = tuple(group.init() for group in groups)
-    state = LoopState(envs, jnp.int32(0), jnp.eye(64))
-    text = chunk.func.lower(state, (), 1, **chunk.keywords).compile().as_text()
-    order = []
-    for lines in computations(text).values():
-        calls = []
-        for line in lines:
-            call = re.search(r'custom_call_target="\w+_(recv|send)"', line)
-            if call:
-                calls.append(call.group(1))
-            elif " while(" in line and "f32[64,64]" in line:
-                calls.append("work")
-        if "recv" in calls:
-            order = calls
-    assert order == ["recv", "send", "work"] * 2
-    for group, env_state in zip(groups, envs, strict=True):
-        group.recv(env_state)
-        group.close()

@@ -58,6 +58,9 @@ def test_non_finite_and_partial_values_survive():
     assert math.isnan(through_json(math.nan))
     made = through_json(functools.partial(optax.adam, b1=0.5))
     assert (made.func, made.keywords) == (optax.adam, {"b1": 0.5})
+    orthogonal = nn.initializers.orthogonal(2.0)
+    drawn = [initializer(jax.random.key(0), (3, 2)) for initializer in (orthogonal, through_json(orthogonal))]
+    np.testing.assert_array_equal(*drawn)
     array = np.linspace(0, 1, 7, dtype=np.float32).reshape(7, 1)
     read = through_json(array)
     assert read.dtype == array.dtype

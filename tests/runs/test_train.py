@@ -251,6 +251,17 @@ def test_loggers_receive_each_row_once_and_earlier_ones_at_the_start(tmp_path):
     assert seen == [[], (1, 1), "closed", [1], (2, 2), "closed"]
 
 
+def test_a_csv_file_has_all_rows_and_columns(tmp_path):
+    """Also those of a resumed run, without the rows that it repeats, and columns that come later."""
+    run = vx.loggers.LoggedRun(tmp_path, "probe", "generation", {}, [{"a": 1}, {"a": 2, "each": [1, 2]}])
+    (tmp_path / "metrics.csv").write_text("a\n1\n2\n3\n")
+    logger = vx.loggers.csv()(run)
+    logger.write(3, {"a": 0.5, "b": "x, y"})
+    logger.close()
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines == ["a,each,b", "1,,", '2,"[1, 2]",', '0.5,,"x, y"']
+
+
 def test_arrays_of_each_step_are_logged_by_a_callback(tmp_path):
     run = train(random_walk(), tmp_path, steps=2, on_step=vx.runs.log_arrays)
     logged = read_log(tmp_path / "log")

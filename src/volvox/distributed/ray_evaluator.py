@@ -38,7 +38,6 @@ _JAX_OPTIONS = (
     "jax_compilation_cache_dir",
 )
 """Options of JAX that actors take over, because results or the time to compile depend on them."""
-_decode_many = jax.jit(decode_many)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,7 +269,7 @@ class PopulationActor:
             padded = np.resize(rows, 1 << (len(rows) - 1).bit_length())  # few sizes are compiled
             members = jax.tree.map(lambda x, g=g, padded=padded: np.asarray(x)[g, padded], lineage)
             parent = np.searchsorted(places, members.parent).astype(np.int32)
-            bases, places = _decode_many(self._local.encoding, bases, members._replace(parent=parent)), rows
+            bases, places = decode_many(self._local.encoding, bases, members._replace(parent=parent)), rows
         bases = jax.tree.map(lambda x: x[:num_bases], bases)
         self._lineage, self._bases = lineage, bases
         return bases

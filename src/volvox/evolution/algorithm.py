@@ -315,7 +315,7 @@ class _Evolution:
                 row |= chosen | _numbers(metrics)
                 if state.lineage is None and winner != elite:
                     members = _take(members_of(candidates), slice(winner, winner + 1))
-                    state = state._replace(bases=_decode_many(encoding, candidates.bases, members))
+                    state = state._replace(bases=decode_many(encoding, candidates.bases, members))
             else:
                 i = challenger if self.strategy.validates_first else winner
                 tested = _take(candidates._replace(bases=()), slice(i, i + 1))
@@ -334,7 +334,7 @@ class _Evolution:
         else:
             survivors = jax.tree.map(jnp.append, state.strategy.survivors, _take(members_of(candidates), winner))
             state = state._replace(
-                bases=_decode_many(encoding, state.bases, survivors),
+                bases=decode_many(encoding, state.bases, survivors),
                 lineage=lineages.extend(state.lineage, survivors),
                 members=(state.members or {}) | {f"base_{name}": x for name, x in survivors._asdict().items()},
             )
@@ -491,9 +491,6 @@ class _Evolution:
 
     def log(self, state: EvolveState) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in (state.members or {}).items()}
-
-
-_decode_many = jax.jit(decode_many)
 
 
 @jax.jit

@@ -154,12 +154,10 @@ class _SAC(OffPolicy):
         """Returns half the squared errors of the critics (equations 5 and 6)."""
         net = self.networks
         next_action, log_prob = tanh_gaussian(*net.gaussian(params.actor, batch.next_observation), noise)
-        encoded = net.encode_action(params.representation, batch.next_observation, next_action)
-        first, second = (net.value(critic, encoded, next_action) for critic in learning.targets)
+        first, second = net.values(learning.targets, params.representation, batch.next_observation, next_action)
         soft = jnp.minimum(first, second) - self.temperature(learning) * log_prob
         target = jax.lax.stop_gradient(batch.reward + batch.discount * soft)
-        encoded = net.encode_action(params.representation, batch.observation, batch.action)
-        first, second = (net.value(critic, encoded, batch.action) for critic in critics)
+        first, second = net.values(critics, params.representation, batch.observation, batch.action)
         loss = metrics.mean(0.5 * (first - target) ** 2 + 0.5 * (second - target) ** 2, batch.valid)
         return loss, {"critic_loss": loss, "value": metrics.mean(first, batch.valid)}
 
@@ -167,8 +165,7 @@ class _SAC(OffPolicy):
         """Returns the mean of `α log π(a) - min(Q_1(a), Q_2(a))` (equation 9)."""
         net = self.networks
         action, log_prob = tanh_gaussian(*net.gaussian(actor, batch.observation), noise)
-        encoded = net.encode_action(params.representation, batch.observation, action)
-        first, second = (net.value(critic, encoded, action) for critic in params.critics)
+        first, second = net.values(params.critics, params.representation, batch.observation, action)
         loss = metrics.mean(self.temperature(learning) * log_prob - jnp.minimum(first, second), batch.valid)
         return loss, {"actor_loss": loss, "entropy": -metrics.mean(log_prob, batch.valid)}
 

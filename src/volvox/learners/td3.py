@@ -100,19 +100,17 @@ class _TD3(OffPolicy):
         net, clip = self.networks, self.settings.target_noise_clip
         noise = jnp.clip(self.settings.target_noise * noise, -clip, clip)
         next_action = jnp.clip(net.act(targets.actor, batch.next_observation) + noise, -1.0, 1.0)
-        encoded = net.encode_action(params.representation, batch.next_observation, next_action)
-        first, second = (net.value(critic, encoded, next_action) for critic in targets.critics)
+        first, second = net.values(targets.critics, params.representation, batch.next_observation, next_action)
         target = batch.reward + batch.discount * jnp.minimum(first, second)
-        encoded = net.encode_action(params.representation, batch.observation, batch.action)
-        first, second = (net.value(critic, encoded, batch.action) for critic in critics)
+        first, second = net.values(critics, params.representation, batch.observation, batch.action)
         loss = metrics.mean((first - target) ** 2 + (second - target) ** 2, batch.valid)
         return loss, {"critic_loss": loss, "value": metrics.mean(first, batch.valid)}
 
     def actor_loss(self, actor, params: Params, batch: Batch):
         """Returns minus the first critic's value of the actor's actions."""
-        action = self.networks.act(actor, batch.observation)
-        encoded = self.networks.encode_action(params.representation, batch.observation, action)
-        loss = -metrics.mean(self.networks.value(params.critics[0], encoded, action), batch.valid)
+        net, action = self.networks, self.networks.act(actor, batch.observation)
+        (value,) = net.values(params.critics[:1], params.representation, batch.observation, action)
+        loss = -metrics.mean(value, batch.valid)
         return loss, {"actor_loss": loss}
 
     def update(self, learning: OffPolicyLearning, batch: Batch, noise: Array, mean_return: Array) -> OffPolicyLearning:

@@ -462,9 +462,11 @@ class Training:
             began, candidates = time.perf_counter(), self.candidates(new.acting.collected, new.learning)
             seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
             number, best_returns = self.num_learners, np.zeros(0)
-            returns, played = evaluator.play(candidates, number, seed=seed, monitor=monitor)
+            # Several processes would stop at different moments, so they stop after the evaluation.
+            watch = monitor if jax.process_count() == 1 else lambda figures: bool(monitor(figures)) and False
+            returns, played = evaluator.play(candidates, number, seed=seed, monitor=watch)
             if state.evaluated.best > -np.inf:
-                best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=monitor)
+                best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=watch)
                 played += further
             require_finite({"the returns of the evaluation": returns}, self.env.spec.name, number)
             require_finite({"the returns of the best policy": best_returns}, self.env.spec.name)

@@ -1,7 +1,7 @@
 """Multi-layer perceptrons, and the actor and critics of a deterministic policy gradient."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -250,9 +250,12 @@ class ActorAndCritics:
         mean, log_std = jnp.split(apply_module(self.networks.actor, params, features), 2, axis=-1)
         return mean, jnp.clip(log_std, -20.0, 2.0)
 
-    def value(self, params: ArrayTree, encoded: Array, action: Array) -> Array:
-        """Values `[B]` of actions `[B, A]`, which `encoded` contains too, with parameters of one critic."""
-        return apply_module(self.networks.critic, params, encoded, action)
+    def values(
+        self, critics: Sequence[ArrayTree], representation: ArrayTree, features: Array, action: Array
+    ) -> tuple[Array, ...]:
+        """Values `[B]` of actions `[B, A]` by each critic, given features of observations."""
+        encoded = self.encode_action(representation, features, action)
+        return tuple(apply_module(self.networks.critic, critic, encoded, action) for critic in critics)
 
     def encode_observation(self, params: ArrayTree, observation: Array) -> Array:
         """Features of observations; without a representation, the observations."""

@@ -278,6 +278,7 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
     return jax.tree.map(one, numbers, noise)
 
 
+@jax.jit
 def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayTree:
     """Computes the parameters of several members, one after the other, into leaves `[N, ...]`.
 

@@ -48,11 +48,12 @@ def atari_scores(env_config: Any) -> Mapping[str, float]:
 
 def of_learner(rows: Sequence[Mapping[str, Any]], i: int) -> list[dict[str, Any]]:
     """Returns the rows of one of several learners: its own metrics, its share of the frames, and no metrics of all."""
-    of_all = ("evaluation_best", "evaluation_standard_error") if num_learners(rows) > 1 else ()
+    number = num_learners(rows)
+    of_all = ("evaluation_best", "evaluation_standard_error") if number > 1 else ()
     return [
         {name: value for name, value in row.items() if not name.endswith(EACH) and not name.startswith(of_all)}
         | {name.removesuffix(EACH): value[i] for name, value in row.items() if name.endswith(EACH)}
-        | {"frames": row["frames"] // num_learners(rows)}
+        | {"frames": row["frames"] // number}
         for row in rows
     ]
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from importlib.metadata import distributions
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,9 @@ from volvox.runs.config import differences, to_json
 from volvox.types import Algorithm, Array
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of volvox and of packages that affect its results; None for a package that is not installed."""
-    found = {name: next(iter(distributions(name=name)), None) for name in ("jax", "envpool", "optax")}
-    others = {name: package and package.version for name, package in found.items()}
+def versions() -> dict[str, str]:
+    """Versions of volvox and of packages that affect its results."""
+    others = {name: version(name) for name in ("jax", "envpool", "optax")}
     return {"python": platform.python_version(), "volvox": volvox.__version__, **others}
 
 

@@ -4,7 +4,6 @@ print(vx.profile(algorithm))
 print(vx.tune(make_algorithm, {"groups": [2, 3, 4]}).settings)
 """
 
-import json
 import math
 import multiprocessing
 import statistics
@@ -146,7 +145,7 @@ def tune(
         trials.append({"settings": settings, **_in_a_process(make, settings, seconds)})
         rate = trials[-1].get("timesteps_per_second", math.nan)
         if progress:
-            print(f"tune: {json.dumps(settings)}: {trials[-1].get('error', f'{rate:,.0f} timesteps/s')}", flush=True)
+            print(f"tune: {settings}: {trials[-1].get('error', f'{rate:,.0f} timesteps/s')}", flush=True)
         return rate
 
     best = {name: values[0] for name, values in choices.items()}

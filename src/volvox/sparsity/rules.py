@@ -423,5 +423,4 @@ def _size(groups: Array) -> Array:
 
 def _rank(values: Array) -> Array:
     """Position of each value in ascending order; equal values keep their order."""
-    order = jnp.argsort(values, stable=True)
-    return jnp.zeros_like(order).at[order].set(jnp.arange(len(values)))
+    return jnp.argsort(jnp.argsort(values, stable=True))
