@@ -368,6 +368,8 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
         recorded = len(run.metrics) == len(before) and (folder / "episode.mp4").exists()
         if flags.video and images and not recorded:
             run.watch()
+    if algorithm.max_over_processes is not None:
+        algorithm.max_over_processes(0)  # JAX ends the processes five minutes after the first one has ended
     return run.exit_code
 
 

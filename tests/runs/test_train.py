@@ -192,10 +192,17 @@ def test_one_process_at_a_time_trains_in_a_directory(tmp_path):
         train(random_walk(hook=again), tmp_path, steps=1)
 
 
+@pytest.mark.parametrize("ends_workers", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_the_last_step_and_returns_the_run(number, tmp_path):
+def test_a_signal_saves_the_last_step_and_returns_the_run(number, ends_workers, tmp_path):
     before = signal.getsignal(number)
-    hook = lambda step: os.kill(os.getpid(), number) if step == 3 else None  # noqa: E731
+
+    def hook(step):
+        if step == 3:
+            os.kill(os.getpid(), number)
+            if ends_workers:
+                raise RuntimeError("a worker of the environments has ended")
+
     run = train(random_walk(hook=hook), tmp_path, steps=9)
     assert (run.interrupted, run.exit_code, len(run.metrics)) == (True, 128 + number, 2)
     assert signal.getsignal(number) is before
@@ -280,6 +287,12 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     assert (len(run.metrics), run.run_dir) == (3, None)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_all_processes_end_if_the_first_cannot_begin(tmp_path):
+    """Here another process; it hears of the failure of the first one."""
+    with pytest.raises(RuntimeError, match="the first process"):
+        train(random_walk(max_over_processes=lambda number: 1), tmp_path, steps=1)
 
 
 def test_an_algorithm_of_one_process_is_refused_in_several(monkeypatch):

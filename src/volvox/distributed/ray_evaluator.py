@@ -423,7 +423,13 @@ class RayEvaluator:
         import ray
 
         self._settings.connect()
-        for key, options in self._settings.places().items():
+        try:
+            places = self._settings.places()
+        except ValueError:
+            if not self._actors:
+                raise
+            places = {}  # GPUs that were lost may come back
+        for key, options in places.items():
             if key not in self._actors:
                 make: Any = ray.remote(max_restarts=-1, **options)(PopulationActor)
                 self._actors[key] = make.remote(self._make_local, _jax_options())

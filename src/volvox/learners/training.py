@@ -469,7 +469,8 @@ class Training:
                 best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=watch)
                 played += further
             require_finite({"the returns of the evaluation": returns}, self.env.spec.name, number)
-            require_finite({"the returns of the best policy": best_returns}, self.env.spec.name)
+            best_of_all = np.tile(best_returns, (number, 1))
+            require_finite({"the returns of the best policy": best_of_all}, self.env.spec.name, number)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
             policy_of = functools.partial(self.policy_of, candidates)
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
+import jax
+
 from volvox import _checks
 from volvox.types import Algorithm
 
@@ -65,8 +67,8 @@ def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Pr
       ValueError: The algorithm cannot be profiled.
     """
     _checks.number("seconds", seconds, above=0)
-    if algorithm.profile is None:
-        raise ValueError("this algorithm cannot be profiled; those of vx.evolve and vx.learn can")
+    if algorithm.profile is None or jax.process_count() > 1:
+        raise ValueError("this algorithm cannot be profiled; those of vx.evolve and vx.learn can, in one process")
     state, rate = measure_speed(algorithm, seconds, seed=seed)
     _, (emulators, inference, work) = algorithm.profile(state, seconds)
     work_name = "decoding" if algorithm.step_name == "generation" else "learning"

@@ -160,7 +160,8 @@ class Run:
         if changes:
             algorithm = _with_settings(algorithm, changes)
             read_run(directory, algorithm, config)  # raises ValueError if the state would not fit
-            change_settings(directory, algorithm, changes)
+            if jax.process_index() == 0:
+                change_settings(directory, algorithm, changes)
         return train(algorithm, seed=saved_key(config), steps=steps, run_dir=directory, resume=True, **options)
 
     def export(self, path: str | os.PathLike[str], *, which: Which = "best") -> Path:

@@ -5,8 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,8 +53,9 @@ def train(
     ends of iterations affect rows, not parameters.
 
     SIGINT (Ctrl-C, a notebook's interrupt) and SIGTERM end the run within about a second, or after the compilation in
-    progress: the current step is abandoned, the last completed one is saved, and the run is returned as `interrupted`.
-    A second signal has its usual effect. Outside the main thread, signals are ignored.
+    progress (of several processes, also after the evaluation): the current step is abandoned, the last completed one is
+    saved, and the run is returned as `interrupted`. A second signal has its usual effect. Outside the main thread,
+    signals are ignored.
 
     If several processes learn together (`volvox.distributed.initialize`), each calls this function with the same
     arguments. The first process alone writes, logs, and shows progress; the others read `run_dir` to resume, and their
@@ -122,8 +123,8 @@ def train(
     directory = RunDirectory(algorithm, path if is_first else None, key=key, keep_checkpoints=keep_checkpoints)
 
     with ExitStack() as stack:
-        directory.open(stack, resume=resume)
-        agree(0)  # the first process has opened the directory
+        with _first_process_works(agree):
+            directory.open(stack, resume=resume)
         state = directory.read(path) if resume and path is not None else None
         rows = directory.rows
         if agree(len(rows)) != -agree(-len(rows)):
@@ -133,11 +134,13 @@ def train(
         stack.callback(display.close)
         if resume:
             display.note(f"{run_dir}: {'the run begins' if begins else f'the run continues after {name} {len(rows)}'}")
-        directory.begin(state)
-        if loggers is None:
-            loggers = () if directory.path is None else (tensorboard(),)
-        logged = LoggedRun(directory.path, algorithm.env.spec.name, name, directory.config["algorithm"], tuple(rows))
-        log = open_loggers(loggers if is_first else (), logged, stack)
+        with _first_process_works(agree):
+            directory.begin(state)
+            if loggers is None:
+                loggers = () if directory.path is None else (tensorboard(),)
+            saved_config = directory.config["algorithm"]
+            logged = LoggedRun(directory.path, algorithm.env.spec.name, name, saved_config, tuple(rows))
+            log = open_loggers(loggers if is_first else (), logged, stack)
         signals = _catch_signals(stack)
 
         def monitor(figures: Mapping[str, Any]) -> bool:
@@ -177,6 +180,8 @@ def train(
             except Interrupted:
                 break
             except Exception as error:  # of the algorithm, a logger or `on_step`; it is raised again
+                if signals and algorithm.max_over_processes is None:
+                    break  # the signal may have ended the workers of environments too
                 with suppress(OSError):  # of a full disk; the first error is raised
                     directory.save(state)
                     if path is not None:
@@ -224,6 +229,19 @@ def _count(row: Row, name: str) -> int:
     if name not in numbers(row):
         raise ValueError(f"max_{name}: the rows of this run have no metric {name!r}; give steps or stop_after")
     return int(row[name])
+
+
+@contextmanager
+def _first_process_works(agree: Callable[[float], float]) -> Generator[None]:
+    """Ends all processes if the first one fails at what it does alone; the others would wait for it."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        failed = agree(failed)
+    if failed:
+        raise RuntimeError("the first process could not begin the run; its error says why")
 
 
 def _catch_signals(stack: ExitStack) -> list[int]:
