@@ -72,7 +72,7 @@ class Setting:
         keys = jax.random.split(jax.random.key(seed), 3)
         ancestors = first_ancestors(code.draw_seeds(keys[0], (NUM_PARENTS,)))
         full = dataclasses.replace(code, formed=code.rank is not None)  # first ancestors have full noise
-        bases = jax.jit(decode_many)(full, code.zeros(1), ancestors)
+        bases = decode_many(full, code.zeros(1), ancestors)
         parent = jax.random.randint(keys[1], (size,), 0, NUM_PARENTS, jnp.int32)
         scale, initial = jnp.full(size, MUTATION_STD, jnp.float32), jnp.zeros(size, bool)
         seeds, episodes = code.draw_seeds(keys[2], (size,)), jnp.ones(size, jnp.int32)

@@ -360,16 +360,18 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
         if flags.frames and (frames := numbers(run.metrics[-1]).get("frames")):
             whole = format_duration(spent(run.metrics) * flags.frames / frames)
             tell(f"{run_dir}: at this speed, compilation included, {flags.frames:,} frames take {whole}")
-    if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has a directory
-        algorithm.close()
-        if flags.score_episodes:
-            keep_score(run, flags.score_episodes, seed=flags.seed, sampled=sampled)
-        images = len(algorithm.env.spec.observation_shape) == 3
-        recorded = len(run.metrics) == len(before) and (folder / "episode.mp4").exists()
-        if flags.video and images and not recorded:
-            run.watch()
-    if algorithm.max_over_processes is not None:
-        algorithm.max_over_processes(0)  # JAX ends the processes five minutes after the first one has ended
+    try:
+        if not run.interrupted and run.metrics and run.run_dir is not None:  # of several processes one has a directory
+            algorithm.close()
+            if flags.score_episodes:
+                keep_score(run, flags.score_episodes, seed=flags.seed, sampled=sampled)
+            images = len(algorithm.env.spec.observation_shape) == 3
+            recorded = len(run.metrics) == len(before) and (folder / "episode.mp4").exists()
+            if flags.video and images and not recorded:
+                run.watch()
+    finally:
+        if algorithm.max_over_processes is not None:
+            algorithm.max_over_processes(0)  # a process that ends waits five minutes for the others; then JAX ends them
     return run.exit_code
 
 

@@ -67,13 +67,15 @@ def countdown(*, low: int = 1, high: int = 10, **options: Any) -> Env:
     )
 
 
-def corridor(*, length: int = 8, max_episode_steps: int | None = None, **options: Any) -> Env:
+def corridor(
+    *, length: int = 8, max_episode_steps: int | None = None, random_start: bool = False, **options: Any
+) -> Env:
     """A walk from 0 to `length`: action 1 moves right, action 0 left (not below 0). The end terminates.
 
     The observation is the position divided by `length`, and the reward is its change, so the return is where the walk
     ended: at most 1, reached in `length` timesteps only by always moving right; 0 by always moving left. Random walks
     earn in between, so fitness grows smoothly with the probability of action 1. An episode is truncated after
-    `max_episode_steps`, or twice `length` if that is None.
+    `max_episode_steps`, or twice `length` if that is None. With `random_start` a walk begins anywhere.
     """
 
     def step(position: Array, action: Array, key: Array) -> tuple[Array, Array, Array]:
@@ -82,8 +84,8 @@ def corridor(*, length: int = 8, max_episode_steps: int | None = None, **options
 
     return _probe(
         "corridor",
-        {"length": length},
-        lambda key: jnp.int32(0),
+        {"length": length, "random_start": random_start},
+        lambda key: jax.random.randint(key, (), 0, length) if random_start else jnp.int32(0),
         step,
         observe=lambda position: jnp.float32(position)[None] / length,
         max_episode_steps=2 * length if max_episode_steps is None else max_episode_steps,

@@ -88,8 +88,7 @@ def test_ppo_updates_while_groups_step_and_copies_no_ring(begun):
     assert [kind for kind in round_ if "parameters" not in kind] == ["beats"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_learners", "axis"), [(1, ""), (2, "2,")])
+@pytest.mark.parametrize(("num_learners", "axis"), [(1, ""), pytest.param(2, "2,", marks=pytest.mark.slow)])
 def test_updates_are_made_while_simulators_step(begun, num_learners, axis):
     """In a beat each group's recv and send come before its updates, and those before the next group's recv."""
     env = mujoco("HalfCheetah", num_envs=4, groups=2)

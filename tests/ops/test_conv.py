@@ -64,6 +64,22 @@ def test_one_and_many_kernels_follow_the_formula(name):
         assert_close(jax.jit(_conv_patches, static_argnums=2)(x, kernel, window), expected)
 
 
+@pytest.mark.parametrize("axes", [(0, 0), (None, 0)], ids=str)
+def test_gradients_of_many_networks(axes):
+    shape = CONVS["size_no_multiple_of_stride"]
+    x, kernel = operands(shape, networks=(2,), batch=2)
+    x, kernel = (a if axes[i] == 0 else a[0] for i, a in enumerate((x, kernel)))
+
+    def gradients(f):
+        def loss(x, kernel):
+            return jnp.sin(f(x, kernel, shape.stride, shape.padding) / 10).sum()
+
+        return jax.jit(jax.vmap(jax.grad(loss, (0, 1)), axes))(x, kernel)
+
+    for actual, expected in zip(gradients(ours), gradients(plain), strict=True):
+        assert_close(actual, expected)
+
+
 @pytest.mark.parametrize(
     ("outer", "inner"), [((0, 0), (None, 0)), ((0, None), (0, 0)), ((None, 0), (0, None))], ids=str
 )

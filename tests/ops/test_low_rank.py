@@ -32,7 +32,7 @@ def formed(kernel: LowRankKernel):
 
 @pytest.mark.parametrize("name", ["deep_ga_small_1", "stride_beyond_size"])
 def test_conv(name):
-    """The same for convolutions, whose kernel is read as a matrix, on CPUs and in the form of other platforms."""
+    """Against the formed kernels, on CPUs and in the form of other platforms."""
     shape, n, rank = CONVS[name], 5, 2
     size = (shape.size, shape.size, shape.channels)
     index = np.array([0, 2, 2, 1, 0])

@@ -252,7 +252,7 @@ def test_episodes_of_a_member_differ():
 
 
 def generations(num_envs, groups):
-    env = probes.corridor(num_envs=num_envs, groups=groups)
+    env = probes.corridor(num_envs=num_envs, groups=groups, random_start=True)
     validation = Validation(num_elite_candidates=2, num_validation_episodes=2)
     strategy = ES(population_size=8, noise_std=0.3)
     algorithm = evolve(strategy, networks.MLP(2, (8,)), env, validation=validation)

@@ -210,6 +210,15 @@ def test_a_signal_saves_the_last_step_and_returns_the_run(number, ends_workers, 
     assert len(train(random_walk(), tmp_path, steps=4, resume=True).metrics) == 4
 
 
+def test_an_error_of_the_users_code_after_a_signal_is_raised(tmp_path):
+    def fail(run):
+        signal.raise_signal(signal.SIGTERM)
+        raise RuntimeError("an error of the user's code")
+
+    with pytest.raises(RuntimeError, match="user"):
+        train(random_walk(), tmp_path, steps=9, on_step=fail)
+
+
 def test_a_second_signal_has_its_usual_effect(tmp_path):
     def twice(step):
         if step == 2:
@@ -289,10 +298,22 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_all_processes_end_if_the_first_cannot_begin(tmp_path):
-    """Here another process; it hears of the failure of the first one."""
-    with pytest.raises(RuntimeError, match="the first process"):
+def test_processes_fail_together_where_a_run_begins(tmp_path):
+    with pytest.raises(RuntimeError, match="another process failed"):
         train(random_walk(max_over_processes=lambda number: 1), tmp_path, steps=1)
+    told = []
+
+    def fail(run):
+        raise OSError("no network")
+
+    algorithm = random_walk(max_over_processes=lambda number: told.append(number) or number)
+    with pytest.raises(OSError, match="network"):
+        train(algorithm, tmp_path, steps=1, loggers=(fail,))
+    assert told[-1] is True
+    train(random_walk(), tmp_path, steps=1, resume=True)
+    with pytest.raises(FileExistsError):
+        train(algorithm, tmp_path, steps=1)
+    assert told[-1] is True
 
 
 def test_an_algorithm_of_one_process_is_refused_in_several(monkeypatch):

@@ -21,9 +21,9 @@ def initialize(
     several processes, nothing happens.
 
     If a process dies, JAX ends the others with an error, at the latest after `heartbeat_timeout_seconds`. Start all of
-    them again with `resume=True` to continue from the last checkpoint. If a process ends by itself, JAX ends the others
-    after `shutdown_timeout_seconds`. Where one works on after `volvox.train`, let all wait for it by
-    `algorithm.max_over_processes(0)`.
+    them again with `resume=True` to continue from the last checkpoint. A process that ends waits up to
+    `shutdown_timeout_seconds` for the others; then JAX ends them. If a process has more work after `volvox.train`, such
+    as scoring, call `algorithm.max_over_processes(0)` at the end of every process.
 
     Example:
       >>> vx.distributed.initialize("10.0.0.1:1234", num_processes=2, process_id=0)  # process_id=1 in the other
@@ -33,7 +33,7 @@ def initialize(
       num_processes: Number of processes.
       process_id: Index of this process.
       **options: Other arguments of `jax.distributed.initialize`, such as `local_device_ids`, `initialization_timeout`,
-        `heartbeat_timeout_seconds` (default 100) and `shutdown_timeout_seconds` (300).
+        `heartbeat_timeout_seconds` (default 100) and `shutdown_timeout_seconds` (default 300).
 
     Raises:
       ValueError: An argument is missing or out of range.

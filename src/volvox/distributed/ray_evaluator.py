@@ -423,13 +423,7 @@ class RayEvaluator:
         import ray
 
         self._settings.connect()
-        try:
-            places = self._settings.places()
-        except ValueError:
-            if not self._actors:
-                raise
-            places = {}  # GPUs that were lost may come back
-        for key, options in places.items():
+        for key, options in self._settings.places().items():
             if key not in self._actors:
                 make: Any = ray.remote(max_restarts=-1, **options)(PopulationActor)
                 self._actors[key] = make.remote(self._make_local, _jax_options())

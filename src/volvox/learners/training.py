@@ -463,7 +463,7 @@ class Training:
             seed = seed_of(state.key, new.timesteps, 1)  # differs from the seed of the environments of training
             number, best_returns = self.num_learners, np.zeros(0)
             # Several processes would stop at different moments, so they stop after the evaluation.
-            watch = monitor if jax.process_count() == 1 else lambda figures: bool(monitor(figures)) and False
+            watch = lambda figures: monitor(figures) and jax.process_count() == 1  # noqa: E731
             returns, played = evaluator.play(candidates, number, seed=seed, monitor=watch)
             if state.evaluated.best > -np.inf:
                 best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=watch)

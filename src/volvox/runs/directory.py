@@ -22,7 +22,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -136,6 +136,23 @@ def locked(directory: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise BlockingIOError(error.errno, f"another process is training in {directory}") from error
         yield
+
+
+@contextlib.contextmanager
+def all_fail_together(agree: Callable[[float], float]) -> Iterator[None]:
+    """Raises in all processes if one of them raises, so that none waits for it.
+
+    Args:
+      agree: `Algorithm.max_over_processes`, or the identity.
+    """
+    failed: float = True
+    try:
+        yield
+        failed = False
+    finally:
+        failed = agree(failed)
+    if failed:
+        raise RuntimeError("another process failed; its error says why")
 
 
 class RunDirectory:

@@ -64,7 +64,7 @@ def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Pr
       seed: Seed of the algorithm.
 
     Raises:
-      ValueError: The algorithm cannot be profiled.
+      ValueError: The algorithm cannot be profiled, or there are several processes.
     """
     _checks.number("seconds", seconds, above=0)
     if algorithm.profile is None or jax.process_count() > 1:

@@ -25,7 +25,7 @@ from volvox.report.metrics import atari_scores, of_learner
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Actor, Protocol, Score, reference_batch
 from volvox.runs.config import differences, from_json, to_json
-from volvox.runs.directory import change_settings, read_run, saved_key
+from volvox.runs.directory import all_fail_together, change_settings, read_run, saved_key
 from volvox.runs.export import export, is_exported, load_exported
 from volvox.types import Algorithm, ArrayTree, Env, Genotype
 
@@ -160,8 +160,11 @@ class Run:
         if changes:
             algorithm = _with_settings(algorithm, changes)
             read_run(directory, algorithm, config)  # raises ValueError if the state would not fit
-            if jax.process_index() == 0:
-                change_settings(directory, algorithm, changes)
+            agree = algorithm.max_over_processes or (lambda number: number)
+            agree(0)  # all processes have read the run
+            with all_fail_together(agree):
+                if jax.process_index() == 0:
+                    change_settings(directory, algorithm, changes)
         return train(algorithm, seed=saved_key(config), steps=steps, run_dir=directory, resume=True, **options)
 
     def export(self, path: str | os.PathLike[str], *, which: Which = "best") -> Path:

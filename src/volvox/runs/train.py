@@ -5,8 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from volvox import _checks
 from volvox.report.files import LOG, Row, numbers, to_json_row, write_log
-from volvox.runs.directory import RunDirectory
+from volvox.runs.directory import RunDirectory, all_fail_together
 from volvox.runs.loggers import LoggedRun, Logger, OpenLogger, open_loggers, tensorboard
 from volvox.runs.progress import Progress
 from volvox.runs.run import Run
@@ -53,9 +53,9 @@ def train(
     ends of iterations affect rows, not parameters.
 
     SIGINT (Ctrl-C, a notebook's interrupt) and SIGTERM end the run within about a second, or after the compilation in
-    progress (of several processes, also after the evaluation): the current step is abandoned, the last completed one is
-    saved, and the run is returned as `interrupted`. A second signal has its usual effect. Outside the main thread,
-    signals are ignored.
+    progress: the current step is abandoned, the last completed one is saved, and the run is returned as `interrupted`.
+    Several processes finish an evaluation in progress first. A second signal has its usual effect. Outside the main
+    thread, signals are ignored.
 
     If several processes learn together (`volvox.distributed.initialize`), each calls this function with the same
     arguments. The first process alone writes, logs, and shows progress; the others read `run_dir` to resume, and their
@@ -123,7 +123,7 @@ def train(
     directory = RunDirectory(algorithm, path if is_first else None, key=key, keep_checkpoints=keep_checkpoints)
 
     with ExitStack() as stack:
-        with _first_process_works(agree):
+        with all_fail_together(agree):
             directory.open(stack, resume=resume)
         state = directory.read(path) if resume and path is not None else None
         rows = directory.rows
@@ -134,7 +134,7 @@ def train(
         stack.callback(display.close)
         if resume:
             display.note(f"{run_dir}: {'the run begins' if begins else f'the run continues after {name} {len(rows)}'}")
-        with _first_process_works(agree):
+        with all_fail_together(agree):
             directory.begin(state)
             if loggers is None:
                 loggers = () if directory.path is None else (tensorboard(),)
@@ -158,6 +158,7 @@ def train(
             step_began = time.monotonic()
             # With `steps`, the length of a step must not depend on the speed of the machine.
             deadline = min(end, step_began + _SECONDS_BETWEEN_CHECKPOINTS) if steps is None else math.inf
+            metrics = None
             try:
                 after, metrics = algorithm.step(state, monitor=monitor, budget=Budget(**limits, deadline=deadline))
                 now = time.monotonic()
@@ -180,7 +181,8 @@ def train(
             except Interrupted:
                 break
             except Exception as error:  # of the algorithm, a logger or `on_step`; it is raised again
-                if signals and algorithm.max_over_processes is None:
+                of_envs = metrics is None and not isinstance(error, FloatingPointError)
+                if signals and of_envs and algorithm.max_over_processes is None:
                     break  # the signal may have ended the workers of environments too
                 with suppress(OSError):  # of a full disk; the first error is raised
                     directory.save(state)
@@ -229,19 +231,6 @@ def _count(row: Row, name: str) -> int:
     if name not in numbers(row):
         raise ValueError(f"max_{name}: the rows of this run have no metric {name!r}; give steps or stop_after")
     return int(row[name])
-
-
-@contextmanager
-def _first_process_works(agree: Callable[[float], float]) -> Generator[None]:
-    """Ends all processes if the first one fails at what it does alone; the others would wait for it."""
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        failed = agree(failed)
-    if failed:
-        raise RuntimeError("the first process could not begin the run; its error says why")
 
 
 def _catch_signals(stack: ExitStack) -> list[int]:
