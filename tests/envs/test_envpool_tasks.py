@@ -60,6 +60,16 @@ def first_memories(env, *, steps=0):
     return np.asarray(step.extras["ram"])
 
 
+def test_sticky_actions_reach_the_emulator(drive, actions_for):
+    seen = []
+    for sticky in (0.0, 0.9):
+        env = envs.atari("Pong", num_envs=2, groups=1, sticky_actions=sticky)
+        (group,) = env.make(3, host=True)
+        seen.append(drive(group, actions_for(env, 30)).extras["ram"])
+        group.close()
+    assert (seen[0] != seen[1]).any()
+
+
 @pytest.mark.parametrize("game", [pytest.param("Seaquest", marks=pytest.mark.slow), "Breakout"])
 def test_exact_evaluation_has_every_start_once(game):
     assert len(np.unique(first_memories(envs.atari(game)), axis=0)) == 30

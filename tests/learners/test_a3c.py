@@ -252,6 +252,14 @@ class Constant(nn.Module):
         return jnp.zeros((x.shape[0], 2)), jnp.zeros(x.shape[0])
 
 
+def test_annealing_counts_emulator_frames():
+    env = probes.corridor(num_envs=8, groups=1)
+    env = env._replace(spec=env.spec._replace(frame_skip=4))
+    rate = A3C(segment_length=5, learning_rate=1.0, anneal_frames=10 * 8 * 5 * 4).schedule(env).learning_rate
+    rates = [float(rate(A3CLearning({}, (), (), jnp.float32(0), jnp.int32(i), {}))) for i in (0, 5, 10)]
+    assert rates == pytest.approx([1, 0.5, 0])
+
+
 def test_a_lost_life_is_an_end_to_the_learner_alone():
     """Lives lost; game over; time limit; time limit as a life is lost; a bonus life; a new game with fewer lives."""
     before = np.array([3, 1, 3, 3, 3, 5])
@@ -282,6 +290,7 @@ def test_a_lost_life_is_an_end_to_the_learner_alone():
     np.testing.assert_array_equal(got.truncated[0, 2], truncated & ~lost)
     np.testing.assert_array_equal(got.reward[0, 2], np.ones(b))  # clipped
     np.testing.assert_array_equal(got.valid[0, 2], ~first)
+    np.testing.assert_array_equal(collected.collectors[0].lives, now)
 
 
 def test_a_recurrent_policy_is_unrolled_as_it_acted(begun):

@@ -85,6 +85,7 @@ def test_episodes_depend_on_the_seed_alone():
     np.testing.assert_array_equal(second, again)
     assert (first != second).any()
     assert first.shape == (2, 6)
+    assert (first[:, :2] != first[:, 2:4]).any()  # three waves of two episodes
     assert timesteps > 12
 
 

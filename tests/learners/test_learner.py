@@ -331,6 +331,28 @@ REPRESENTED = ActorAndCritic(ACTOR_CRITIC.actor, ACTOR_CRITIC.critic, NextObserv
 RATE = optax.constant_schedule(1e-3)
 
 
+ATARI = {"learning_rate": 2.5e-4, "discount": 0.99, "reward_bound": 1.0, "episodic_life": True}
+PPO_ATARI = {**ATARI, "clip": 0.1, "trace_decay": 0.95, "entropy_coefficient": 0.01, "value_coefficient": 0.5}
+PPO_MUJOCO = {"learning_rate": 3e-4, "clip": 0.2, "entropy_coefficient": 0.0, "trace_decay": 0.95, "reward_bound": 10.0}
+PQN_ATARI = {**ATARI, "trace_decay": 0.65, "max_gradient_norm": 10.0}
+GA3C = {"learning_rate": 3e-4, "discount": 0.99, "entropy_coefficient": 0.01, "reward_bound": 1.0, "segment_length": 5}
+
+
+@pytest.mark.parametrize(
+    ("preset", "constants"),
+    [
+        (PPO.atari(), {**PPO_ATARI, "segment_length": 128, "num_epochs": 4, "num_minibatches": 4}),
+        (PPO.mujoco(), {**PPO_MUJOCO, "segment_length": 2_048, "num_epochs": 10, "num_minibatches": 32}),
+        (PQN.cleanrl(), {**PQN_ATARI, "segment_length": 128, "num_epochs": 4, "num_minibatches": 4}),
+        (PQN.atari(), {**PQN_ATARI, "segment_length": 32, "num_epochs": 2, "num_minibatches": 32}),
+        (A3C.ga3c(), GA3C),
+    ],
+    ids=["ppo, atari", "ppo, mujoco", "pqn, cleanrl", "pqn, atari", "ga3c"],
+)
+def test_presets_have_the_published_constants(preset, constants):
+    assert {name: getattr(preset, name) for name in constants} == constants
+
+
 @pytest.mark.parametrize(
     ("make", "options", "network", "env"),
     [

@@ -52,6 +52,16 @@ CASES = {
 }
 
 
+def test_without_evaluations_the_learner_with_the_best_episodes_is_played():
+    algorithm = vx.learn(vx.A3C(), CategoricalMLP(2, (8,)), CARTPOLE, num_learners=3)
+    state = algorithm.init(0)
+    episodes = state.acting.episodes
+    returns = episodes.returns.at[:, 0].set(np.float32([1, 3, 2]))
+    episodes = episodes._replace(total=episodes.total + 1, returns=returns)
+    state = state._replace(acting=state.acting._replace(episodes=episodes))
+    jax.tree.map(np.testing.assert_array_equal, algorithm.variables(state), algorithm.learners[1](state))
+
+
 def test_orthogonal_kernels_are_not_factorised_in_batches():
     """On two cores jaxlib may wait for ever in a batch of them."""
     settings, *rest = CASES["ppo"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import volvox as vx
+from volvox.learners.evaluation import PolicyEvaluator
 from volvox.networks import CategoricalMLP
 from volvox.report import lineage
 
@@ -88,7 +89,8 @@ def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
     while row["pbt_parent_each"] == [0, 1, 2, 3]:
         state, row = algorithm.step(state)
     child = next(i for i, parent in enumerate(row["pbt_parent_each"]) if i != parent)
-    parent = row["pbt_parent_each"][child]
+    parent, scores = row["pbt_parent_each"][child], row["training_mean_each"]
+    assert scores[child] == min(scores) < max(scores) == scores[parent]
     equal = lambda x: np.testing.assert_array_equal(x[child], x[parent])  # noqa: E731
     collected = state.acting.collected
     copies = state.learning.params, state.learning.optimizer, collected.moments, collected.rewards.moments
@@ -101,10 +103,21 @@ def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
     algorithm.close()
 
 
-def test_settings_that_are_not_explored_can_be_changed():
-    training = a3c(discount=0.5).step.__self__
-    numbers = training.constants(a3c().init(0))[1]
+def test_learners_have_the_settings_of_their_state_and_others_can_be_changed():
+    training, state = a3c(discount=0.5).step.__self__, a3c().init(0)
+    numbers = training.constants(state)[1]
     assert set(numbers["discount"].tolist()) == {0.5}
+    for name in EXPLORE:
+        np.testing.assert_array_equal(numbers[name], state.numbers[name])
+
+
+def test_learners_are_ranked_by_their_evaluations(monkeypatch):
+    returns = np.repeat(np.float32([[3], [1], [0], [2]]), 2, axis=1)
+    monkeypatch.setattr(PolicyEvaluator, "play", lambda self, variables, n, **options: (returns[:n], 8))
+    algorithm = a3c(evaluate_every=64)
+    _, row = algorithm.step(algorithm.init(0))
+    algorithm.close()
+    assert row["pbt_parent_each"] == [0, 1, 0, 3]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from flax import linen as nn
 
 from volvox import PPO
+from volvox.data import metrics
 from volvox.data.segments import Segment
 from volvox.learners import Turn
 from volvox.learners.ppo import permutation
@@ -238,6 +239,17 @@ def test_the_learning_rate_falls_to_0_by_rounds_or_by_a_schedule_of_updates(opti
     made = linear(optimizer=optax.sgd, max_gradient_norm=None, **options)
     steps = steps_of(made, [{counter: jnp.int32(first + i)} for i in range(6)])
     np.testing.assert_allclose(np.array(steps) / steps[0], [1, 0.75, 0.5, 0.25, 0, 0], atol=1e-6)
+
+
+def test_gradients_are_clipped_to_the_setting():
+    one, two = (steps_of(linear(optimizer=optax.sgd, learning_rate=1.0, max_gradient_norm=x), [{}])[0] for x in (1, 2))
+    assert two == pytest.approx(2 * one, rel=1e-3)
+
+
+@pytest.mark.parametrize(("kl", "stops"), [(0.02, False), (0.04, True)])
+def test_epochs_stop_by_the_mean_of_the_divergence(kl, stops):
+    new = {"approx_kl": metrics.Mean(jnp.float32(64 * kl), jnp.float32(64))}
+    assert bool(linear(kl_stop=0.03).stops(new)) is stops
 
 
 def steps_of(made, changes):

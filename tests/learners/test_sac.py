@@ -40,6 +40,30 @@ def test_densities_are_those_of_a_change_of_variables():
     np.testing.assert_allclose(far[1], [-0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - 20)], rtol=1e-5)
 
 
+@pytest.mark.parametrize("given", [None, -0.5])
+def test_the_temperature_follows_the_target_entropy(given):
+    """By default minus the number of the action's components."""
+    network = ActorAndCritic(MLP(4, hidden=()), QNetwork(hidden=()))
+    learner = vx.SAC(**SMALL, target_entropy=given).bind(network, probes.target(size=2, num_envs=8, groups=2))
+    learner.temperature_optimizer = optax.sgd(1.0)
+    _, learning = learner.init(jax.random.key(0))
+    x, noise = jax.random.normal(jax.random.key(1), (2, 5, 2))
+    batch = Batch(x, x, jnp.ones(5), jnp.ones(5), x, jnp.ones(5, bool))
+    new = learner.update_temperature(learning, batch, noise)
+    _, log_prob = tanh_gaussian(*learner.networks.gaussian(learning.params.actor, x), noise)
+    wanted = float(log_prob.mean()) + (-2.0 if given is None else given)
+    assert float(new.log_temperature) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_exploration_draws_from_the_policy():
+    learner, noise = vx.SAC(**SMALL).bind(LINEAR, ENV), jax.random.normal(jax.random.key(1), (50, 1))
+    variables = learner.init_policy(jax.random.key(0))
+    actor = {"Dense_0": {"kernel": jnp.zeros((1, 2)), "bias": jnp.float32([0.2, -0.7])}}
+    variables = variables._replace(params=variables.params._replace(actor=actor))
+    found = learner.explore(variables, jnp.ones((50, 1)), noise)
+    np.testing.assert_allclose(found, np.tanh(0.2 + np.exp(-0.7) * noise), rtol=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [None, 0.3])
 def test_an_update_is_the_algorithms(temperature):
     """Of one linear layer each, by plain gradient descent; gradients of the actor by differences."""

@@ -43,6 +43,34 @@ def bound(network=LINEAR, env=ENV, **options):
     return learner, jax.jit(learner.init)(jax.random.key(0))[1]
 
 
+def test_batches_have_the_n_steps_of_the_settings():
+    learner = TD3(**SMALL, n_step=3).bind(LINEAR, ENV)
+    collected, _ = jax.jit(learner.init)(jax.random.key(0))
+    ones = lambda x: x.timestep._replace(reward=jnp.ones_like(x.timestep.reward))  # noqa: E731
+    full = tuple(x._replace(num_added=jnp.int32(100), timestep=ones(x)) for x in collected.replays)
+    batch = learner.sample(jax.random.key(1), collected._replace(replays=full))
+    np.testing.assert_allclose(batch.reward, 1 + 0.99 + 0.99**2, rtol=1e-5)
+    np.testing.assert_allclose(batch.discount, 0.99**3, rtol=1e-5)
+
+
+def test_explored_actions_are_those_that_the_simulator_takes():
+    learner, _ = bound(exploration_noise=1.0)
+    variables = learner.init_policy(jax.random.key(0))
+    found = learner.explore(variables, jnp.ones((2, 1)), jnp.float32([[9.0], [-9.0]]))
+    np.testing.assert_array_equal(found, [[1.0], [-1.0]])
+
+
+def test_a_saved_replay_is_kept_where_environments_begin_anew():
+    def make_envs(*given, **options):
+        return tuple(group._replace(resumable=False) for group in ENV.make(*given, **options))
+
+    algorithm, again = (make(env=ENV._replace(make=make_envs)) for _ in range(2))
+    state, _ = algorithm.step(algorithm.init(0))
+    algorithm.close()
+    begun = again.step.__self__.begin(again.restore(algorithm.save(state)).acting).collected
+    assert int(begun.replays[0].num_added) == int(state.acting.collected.replays[0].num_added) > 0
+
+
 def batch_of(n, seed=0):
     random = np.random.default_rng(seed)
     return Batch(

@@ -37,6 +37,32 @@ def test_greedy_takes_the_likeliest_action():
     np.testing.assert_array_equal(worst.lengths, np.full(3, 6))
 
 
+def test_an_episode_is_scored_once_while_longer_ones_go_on():
+    """An episode's only reward, at its end, is its length; environments play on until the longest has ended."""
+
+    def step(state, action, key):
+        ends = state[1] <= 1
+        return state.at[1].add(-1), jnp.where(ends, 1.0 * state[0], 0.0), ends
+
+    env = from_functions(
+        lambda key: jnp.tile(jax.random.randint(key, (), 1, 20), 2),  # length, and timesteps left
+        step,
+        lambda state: jnp.float32(state[1:]),
+        name="once",
+        num_envs=8,
+        max_episode_steps=99,
+        num_actions=2,
+    )
+    score = scores(env, [0.0, 1.0], num_episodes=20)
+    assert len(set(score.lengths.tolist())) > 3
+    np.testing.assert_array_equal(score.returns, score.lengths)
+
+
+def test_waves_of_an_evaluation_play_different_episodes():
+    score = scores(probes.countdown(low=1, high=60), [0.0, 1.0], num_episodes=12, num_envs=3)
+    assert len({tuple(wave) for wave in score.lengths.reshape(4, 3)}) == 4
+
+
 def test_sampled_actions_follow_the_distribution():
     """One step an episode, reward 1 for action 1 and -1 for action 0: the mean is the difference of probabilities."""
     env = probes.chosen_reward()

@@ -9,6 +9,7 @@ import pytest
 
 import volvox as vx
 from volvox.report.files import read_config
+from volvox.rollout import scoring
 
 from .conftest import evolution, learning, random_walk, train
 
@@ -19,6 +20,14 @@ def test_the_best_and_the_last_policy():
         np.testing.assert_array_equal(run.variables(which), expected)
     with pytest.raises(ValueError, match="which"):
         run.variables("first")  # pyright: ignore
+
+
+def test_evaluate_passes_its_arguments(monkeypatch):
+    run = train(random_walk(last_variables=lambda state: -state["x"]), steps=1)
+    monkeypatch.setattr(scoring, "play", lambda *given, **options: (given, options))
+    given, options = run.evaluate(3, which="last", sampled=True, seed=7, num_envs=2)
+    np.testing.assert_array_equal(given[2], -run.state["x"])
+    assert options == {"protocol": None, "num_episodes": 3, "num_envs": 2, "sampled": True, "seed": 7}
 
 
 INJECTED = optax.inject_hyperparams(optax.adam)
