@@ -225,8 +225,11 @@ class Calls:
         def work(g: int, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree) -> Any:
             return stages.work(carry, memory, constants, g)
 
+        def act(g: int, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, timestep: TimeStep) -> Any:
+            return stages.act(carry, memory, constants, g, timestep)
+
         indices = range(len(groups))
-        self.act = [_Act(stages, g, devices) for g in indices]
+        self.act = [compiled(partial(act, g), 0) for g in indices]
         self.work = [compiled(partial(work, g), 0, 1) for g in indices]
         self.finish = compiled(stages.finish, 0, 1) if stages.finish else lambda carry, memory, _: (carry, memory)
         self.active = jax.jit(stages.active, static_argnums=1) if stages.active else lambda carry, g: True
@@ -240,50 +243,6 @@ class Calls:
     def recv(self, g: int, env: ArrayTree, carry: ArrayTree, constants: ArrayTree) -> tuple[ArrayTree, TimeStep]:
         """Sets the keys of the episodes that begin, and waits for group `g`."""
         return self._recv[g](_keyed(self._stages, self._groups[g], g, env, carry, constants))
-
-
-class _Act:
-    """The compiled `act` of a group. It passes only the leaves of `memory` and `constants` that `act` reads.
-
-    JAX checks each leaf in each call, and all leaves together take longer than a small network. On several devices all
-    leaves are read, by one `shard_map`.
-    """
-
-    def __init__(self, stages: Stages, g: int, devices: Devices):
-        self._function = devices.mapped(
-            lambda carry, operands, timestep: stages.act(carry, operands[0], operands[1], g, timestep)
-        )
-        self._programs: dict[Any, tuple[list[int], Any]] = {}
-        self._operands: Any = None  # memory and constants of the last call
-        self._read: list[Array] = []
-        self._compiled: Any = None
-
-    def __call__(self, carry: ArrayTree, memory: ArrayTree, constants: ArrayTree, timestep: TimeStep) -> Any:
-        if self._operands is None or self._operands[0] is not memory or self._operands[1] is not constants:
-            self._operands = memory, constants
-            leaves, structure = jax.tree.flatten(self._operands)
-            key = (structure, *map(np.shape, leaves))
-            if key not in self._programs:
-                self._programs[key] = self._program(carry, timestep)
-            indices, self._compiled = self._programs[key]
-            self._read = [leaves[i] for i in indices]
-        return self._compiled(carry, self._read, timestep)
-
-    def _program(self, carry: ArrayTree, timestep: TimeStep) -> tuple[list[int], Any]:
-        """Returns (indices of the leaves that are read, the compiled function)."""
-        leaves, structure = jax.tree.flatten(self._operands)
-        jaxpr = jax.make_jaxpr(self._function)(carry, self._operands, timestep).jaxpr
-        used = {id(x) for x in (*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars))}
-        first, shapes = len(jax.tree.leaves(carry)), jax.eval_shape(lambda x: x, leaves)
-        indices = [i for i in range(len(leaves)) if id(jaxpr.invars[first + i]) in used]
-
-        def act(carry: ArrayTree, read: list[Array], timestep: TimeStep) -> Any:
-            operands: list[Any] = list(shapes)
-            for i, x in zip(indices, read, strict=True):
-                operands[i] = x
-            return self._function(carry, jax.tree.unflatten(structure, operands), timestep)
-
-        return indices, jax.jit(act, donate_argnums=0)
 
 
 def _keyed(
