@@ -90,6 +90,8 @@ def test_a_resumed_run_is_the_straight_run_bit_for_bit(evolved, tmp_path):
     assert_equal_trees(resumed.variables("last"), evolved.variables("last"))
     assert resumed.algorithm.genome(resumed.state) == evolved.algorithm.genome(evolved.state)
     assert without_times(resumed.metrics) == without_times(evolved.metrics)
+    before, row = resumed.metrics
+    assert row["seconds"] == pytest.approx(before["seconds"] + row["step_seconds"], abs=1.0)
 
 
 def test_checkpoints_are_written_as_often_as_asked_and_at_the_end(tmp_path):
