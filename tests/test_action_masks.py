@@ -224,6 +224,7 @@ def test_masks_of_gymnasium_environments(space, workers):
     for _ in range(20):
         mask = np.concatenate(one.parts)
         observation, *_ = one.step(act({"observation": observation, "action_mask": mask}))
+    assert one.count == 20  # it raises at an action that is not allowed
 
 
 def test_a_mask_may_be_empty_only_where_an_episode_ends():
