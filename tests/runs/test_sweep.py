@@ -229,12 +229,6 @@ TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_
     [
         ({"make": lambda s: ppo({"learing_rate": 0.1})}, TypeError, "learing_rate"),
         ({"make": ppo, "space": RATES, "metric": "evaluation_mean"}, ValueError, "evaluate_every"),
-        (
-            {"make": lambda s: ppo(s, evaluate_every=640), "space": RATES, "metric": "evaluation_mean"}
-            | {"steps": None, "max_timesteps": 320},
-            ValueError,
-            "evaluate_every=640",
-        ),
         ({"metric": "skore"}, ValueError, "skore"),
         ({"storage": "sqlite:////nowhere/study.db"}, ValueError, "storage"),
         ({"num_learners": 2}, ValueError, "vx.learn"),

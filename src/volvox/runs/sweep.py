@@ -123,8 +123,7 @@ def sweep(
         check_type("workers", workers, RaySettings, "vx.distributed.ray(...)")
 
     draw = partial(_draw, space)
-    # Before anything is written.
-    _check_trials(make, draw, space, metric, min(num_learners, num_trials), seed, budget.get("max_timesteps"))
+    _check_trials(make, draw, space, metric, min(num_learners, num_trials), seed)  # before anything is written
     path = run_path(run_dir)
     path.mkdir(parents=True, exist_ok=True)
     with locked(path):
@@ -156,15 +155,9 @@ def sweep(
 
 
 def _check_trials(
-    make: Callable[..., Algorithm],
-    draw: Callable[..., Any],
-    space: Any,
-    metric: str,
-    num: int,
-    seed: int,
-    max_timesteps: int | None,
+    make: Callable[..., Algorithm], draw: Callable[..., Any], space: Any, metric: str, num: int, seed: int
 ) -> None:
-    """Raises ValueError or TypeError if a program of `num` trials cannot be made or would not be evaluated."""
+    """Raises ValueError or TypeError if a program of `num` trials cannot be made."""
     optuna = _optuna()
     rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
     settings = [draw(rehearsal.ask()) if callable(space) else _ends(space, i) for i in range(num)]
@@ -173,9 +166,6 @@ def _check_trials(
     if metric.startswith("evaluation_") and (evolves or algorithm.config.get("evaluate_every", 0) is None):
         other = "elite_score" if evolves else "training_mean"
         raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric={other!r}")
-    every = algorithm.config.get("evaluate_every")
-    if metric.startswith("evaluation_") and every and max_timesteps is not None and max_timesteps < every:
-        raise ValueError(f"{max_timesteps=} ends a trial before its first evaluation, evaluate_every={every}")
     pbt = algorithm.config.get("pbt")
     if pbt is not None and (both := pbt.explore.keys() & settings[0].keys()):
         raise ValueError(f"{sorted(both)[0]} is in the space and in explore of pbt, which replaces it; leave one out")
