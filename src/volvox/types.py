@@ -99,11 +99,8 @@ class EnvSpec(NamedTuple):
     @property
     def observation(self) -> Any:
         """Shape and dtype of one observation: a `jax.ShapeDtypeStruct`, or a dict or a tuple of them."""
-
-        def described(dtype: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, dtype)
-
-        return jax.tree.map(described, self.observation_dtype, self.observation_shape)
+        dtypes, shapes = self.observation_dtype, self.observation_shape
+        return jax.tree.map(lambda dtype, shape: jax.ShapeDtypeStruct(shape, dtype), dtypes, shapes)
 
     @property
     def action(self) -> jax.ShapeDtypeStruct:

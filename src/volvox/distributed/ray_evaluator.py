@@ -306,20 +306,9 @@ class RayEvaluator:
         lineage: Member | None = None,
         monitor: Callable[[dict[str, Any]], bool | None] | None = None,
     ) -> tuple[Evaluation, RolloutStatistics]:
-        """Evaluates a population.
+        """Evaluates a population as `PopulationEvaluator.evaluate` does; the statistics are of all actors.
 
-        Args:
-          population: `N` members.
-          num_episodes: E, maximum number of episodes of any member.
-          max_episode_steps: Cutoff of episodes in timesteps.
-          seed: Seed of the episodes.
-          pool_seed: Seed of new environments; each actor adds its own index.
-          test: Whether these are test episodes.
-          lineage: The lineage of `population.bases`, each field `[G, P]`. None: the bases are sent.
-          monitor: Called about once a second with progress; True stops the evaluation.
-
-        Returns:
-          (`Evaluation` `[N, E]`, `RolloutStatistics` of all actors).
+        Each actor adds its index to `pool_seed`. With `lineage`, each field `[G, P]`, the bases are not sent.
 
         Raises:
           Interrupted: `monitor` returned True; the evaluator can be used again.

@@ -263,8 +263,20 @@ class _A3C(OnPolicy):
     def work(
         self, collected: OnPolicyData, learning: A3CLearning, key: Array, turn: Turn
     ) -> tuple[OnPolicyData, A3CLearning]:
-        """Learns from the group's micro-batches that are due in this beat."""
-        return collected, self.learn(collected, learning, turn, *self.batches_due(turn.beat))
+        """Accumulates the gradients of the group's micro-batches that are due in this beat."""
+        s, ring, slot = self.settings, collected.collectors[turn.group].ring, self.slot(turn)
+        low, high = self.batches_due(turn.beat)
+        # Up to a lag of 1, the parameters that learn have predicted the bootstrap value themselves.
+        part = {"num_envs": self.micro_batch, "with_next": s.vtrace and s.lag > 1}
+
+        def one(i: Array, learning: A3CLearning) -> A3CLearning:
+            # With one micro-batch, nothing else would depend on `i`, and XLA would compute the gradient before the
+            # loop, in every beat.
+            place = slot + jnp.minimum(i, 0)
+            return self.accumulate(learning, segments.take(ring, place, i * self.micro_batch, **part))
+
+        # A trip count, not a condition, so that gradients stay in place.
+        return collected, jax.lax.fori_loop(low, jnp.where(turn.round >= s.lag, high, low), one, learning)
 
     def batches_due(self, beat: Any) -> tuple[Any, Any]:
         """Returns (first, end) of a group's micro-batches that are learned from in a beat; with lag 0 in the last."""
@@ -283,22 +295,6 @@ class _A3C(OnPolicy):
         # A trip count, not a condition, so that parameters stay in place.
         update = lambda _, learning: self.update(learning, turn.mean_return)  # noqa: E731
         return collected, jax.lax.fori_loop(0, due.astype(jnp.int32), update, learning)
-
-    def learn(self, collected: OnPolicyData, learning: A3CLearning, turn: Turn, low: Array, high: Array) -> A3CLearning:
-        """Accumulates the gradients of micro-batches `low` to `high` of the group."""
-        s, ring = self.settings, collected.collectors[turn.group].ring
-        slot = self.slot(turn)
-        # Up to a lag of 1, the parameters that learn have predicted the bootstrap value themselves.
-        part = {"num_envs": self.micro_batch, "with_next": s.vtrace and s.lag > 1}
-
-        def one(i: Array, learning: A3CLearning) -> A3CLearning:
-            # With one micro-batch, nothing else would depend on `i`, and XLA would compute the gradient before the
-            # loop, in every beat.
-            place = slot + jnp.minimum(i, 0)
-            return self.accumulate(learning, segments.take(ring, place, i * self.micro_batch, **part))
-
-        # A trip count, not a condition, so that gradients stay in place.
-        return jax.lax.fori_loop(low, jnp.where(turn.round >= s.lag, high, low), one, learning)
 
 
 def vtrace(

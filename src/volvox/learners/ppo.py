@@ -301,15 +301,9 @@ class Epochs(OnPolicy):
     def loss(
         self, params: ArrayTree, segment: Segment, advantage: Array, target: Array, num_valid: Array, update: Array
     ) -> tuple[Array, Metrics]:
-        """Returns the share of a micro-batch in the loss of a minibatch with `num_valid` timesteps, and metrics.
+        """Returns the share of a micro-batch `[L, N, ...]` in the loss of a minibatch, and metrics.
 
-        Args:
-          params: Parameters of the network.
-          segment: The micro-batch, `[L, N, ...]`.
-          advantage: `[L, N]`: Advantages of the actions, as `normalized` returns them.
-          target: `[L, N]`: λ-returns.
-          num_valid: float32: Valid timesteps of the minibatch, on all devices.
-          update: int32: Number of updates so far.
+        The minibatch has `num_valid` valid timesteps on all devices; `update` updates have been made.
         """
         raise NotImplementedError
 

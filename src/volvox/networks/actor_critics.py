@@ -174,13 +174,7 @@ class QValues(nn.Module):
 
 
 class RecurrentQValues(_Recurrent):
-    """An LSTM between torso and values.
-
-    Attributes:
-      num_outputs: The number of actions.
-      torso: Observations `[B, ...]` -> features `[B, n]`.
-      width: Cells of the LSTM.
-    """
+    """An LSTM between torso and values. Attributes are those of `RecurrentActorCritic`."""
 
     @nn.compact
     def __call__(self, x: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
@@ -227,11 +221,8 @@ class CategoricalMLP(nn.Module):
 
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.
-      hidden: Widths of the hidden layers of each perceptron.
-      activation: Applied after each hidden layer.
-      layer_norm: Whether hidden layers are normalised before the activation.
-      kernel_init: Initialiser of the hidden layers' kernels; those of the outputs are orthogonal.
-      bias_init: Initialiser of the biases, as in `MLP`.
+
+    The other attributes are those of `GaussianMLP`.
     """
 
     num_outputs: int

@@ -82,15 +82,7 @@ def flat(observation: ArrayTree) -> Array:
 class QNetwork(nn.Module):
     """A perceptron over an observation and an action.
 
-    Input: `[B, n]` and `[B, A]`. Output: `[B]`.
-
-    Attributes:
-      hidden: Widths of the hidden layers.
-      densely_connected: As in `MLP`.
-      activation: As in `MLP`.
-      layer_norm: As in `MLP`.
-      kernel_init: As in `MLP`.
-      bias_init: As in `MLP`.
+    Input: `[B, n]` and `[B, A]`. Output: `[B]`. Attributes are those of `MLP`.
     """
 
     hidden: tuple[int, ...] = (256, 256)

@@ -64,16 +64,9 @@ def low_rank_dense(x: Array, kernel: LowRankKernel) -> Array:
 def low_rank_conv(
     x: Array, kernel: LowRankKernel, *, strides: Sequence[int] = (1, 1), padding: Padding = "SAME"
 ) -> Array:
-    """Convolves images with the kernel. It remains one call under any nesting of `vmap`, and has no gradients.
+    """Convolves images as `conv` does, with a kernel of shape `[kh, kw, C, F]`.
 
-    Args:
-      x: Images `[B, H, W, C]`.
-      kernel: Kernel of shape `[kh, kw, C, F]`.
-      strides: Strides of rows and columns.
-      padding: "SAME", "SAME_LOWER", "VALID", or the numbers of zeros (before, after) of rows and of columns.
-
-    Returns:
-      `[B, H', W', F]` of the promoted dtype.
+    It remains one call under any nesting of `vmap`, and has no gradients.
     """
     window = window_of(x.shape, kernel.shape, strides, padding)
     dtype = jnp.result_type(x, kernel.bases, kernel.a, kernel.b)

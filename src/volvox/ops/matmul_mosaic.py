@@ -90,18 +90,9 @@ def plan(x: Shaped, w: Shaped, index: Shaped | None, *, compute_capability: tupl
 
 
 def matmul_mosaic(x: Array, w: Array, index: Array, *, tiles: Tiles) -> Array:
-    """Computes `out[b] = x[b] @ w[index[b]]`.
+    """Computes `out[b] = x[b] @ w[index[b]]` as `matmul_xla` does, with the `plan` of these operands.
 
     Rows of one kernel are put side by side, `tiles.rows` to an item; an item without rows names no kernel.
-
-    Args:
-      x: `[B, M, K]`.
-      w: `[P, K, N]`.
-      index: `int [B]`.
-      tiles: The result of `plan` for these operands.
-
-    Returns:
-      `[B, M, N]` of the promoted dtype.
     """
     (b, m, k), p = x.shape, w.shape[0]
     num_rows = b * m

@@ -130,15 +130,7 @@ def encoding(genotype: Genotype, noise: Noise) -> Encoding:
 def outline(genotype: Genotype, noise: Noise) -> Encoding:
     """Makes the encoding as shapes, without the noise's data, which may take seconds and gigabytes.
 
-    Args:
-      genotype: The network.
-      noise: The source of noise.
-
-    Returns:
-      `Encoding` whose arrays are `jax.ShapeDtypeStruct`.
-
-    Raises:
-      ValueError: as `encoding`, but for the table.
+    Its arrays are `jax.ShapeDtypeStruct`. Raises ValueError as `encoding` does, but for the table.
     """
     params = jax.eval_shape(genotype.policy.init, jax.random.key(0))
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
@@ -186,15 +178,7 @@ class Factors(NamedTuple):
 
 
 def mutation_noise(encoding: Encoding, seed: Array) -> ArrayTree:
-    """Draws the noise of one mutation.
-
-    Args:
-      encoding: The encoding.
-      seed: int32 scalar.
-
-    Returns:
-      In the structure of `encoding.like`: float32 noise, or `Factors` of it.
-    """
+    """Draws the noise of one mutation from an int32 seed: float32 like `encoding.like`, or `Factors` of it."""
     noise = encoding.noise.sample(encoding.data, seed, _noise_like(encoding))
     if encoding.rank is None:
         return noise
@@ -254,15 +238,8 @@ def decode(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
 def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
     """Returns the parameters of one member for its network: those of `decode`, or `LowRankKernel`.
 
-    With low-rank noise, kernels stay factors unless `encoding.formed`, and `member.initial` is ignored.
-
-    Args:
-      encoding: The encoding.
-      bases: Parameters, leaves `[P, ...]`.
-      member: Scalars.
-
-    Returns:
-      Parameters; the bases are part of every `LowRankKernel` in them.
+    With low-rank noise, kernels stay factors unless `encoding.formed`, and `member.initial` is ignored. The bases are
+    part of every `LowRankKernel`.
     """
     if encoding.rank is None or encoding.formed:
         return decode(encoding, bases, member)
@@ -280,16 +257,7 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
 
 @jax.jit
 def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayTree:
-    """Computes the parameters of several members, one after the other, into leaves `[N, ...]`.
-
-    Args:
-      encoding: The encoding.
-      bases: Parameters, leaves `[P, ...]`.
-      members: Fields `[N]`.
-
-    Returns:
-      Parameters, leaves `[N, ...]`.
-    """
+    """Computes the parameters of members `[N]`, one after the other, leaves `[N, ...]`; see `decode`."""
     return jax.lax.map(lambda member: decode(encoding, bases, member), members)
 
 

@@ -186,16 +186,7 @@ def start(behavior: Behavior, num_envs: int) -> ArrayTree:
 
 
 def advance(behavior: Behavior, records: ArrayTree, timestep: TimeStep) -> ArrayTree:
-    """Records one timestep of `B` environments.
-
-    Args:
-      behavior: The behaviour.
-      records: Leaves `[B, ...]`.
-      timestep: Fields `[B, ...]`; where it is `first`, a new record begins.
-
-    Returns:
-      The records.
-    """
+    """Records one timestep, fields `[B, ...]`; where it is `first`, a new record begins."""
     before = where_rows(timestep.first, start(behavior, timestep.first.shape[0]), records)
     return jax.vmap(behavior.update)(before, timestep)
 

@@ -201,11 +201,9 @@ class PopulationEvaluator:
             loop = Loop(self._rollout.stages(), make)
             self._loops[test, max_episode_steps, formed] = loop
             loop.open(pool_seed)
-        if part is None:
-            loop.restart(seed)
-        else:  # environments without keys must play other episodes for each part
-            loop.restart(seed_of(jax.random.key(seed), *(int(x[0]) for x in part)))
         key = jax.random.key(seed)
+        # Environments without keys must play other episodes for each part.
+        loop.restart(seed if part is None else seed_of(key, *(int(x[0]) for x in part)))
         queue = in_slots.make_queue(population._replace(bases=()), key, part, num_episodes, self._capacity)
         constants: Constants = (queue, population.bases, encoding)
         vectors = jnp.zeros((self._capacity, self._rollout.behavior.size), jnp.float32)
@@ -215,20 +213,10 @@ class PopulationEvaluator:
         return loop, carry, memory, constants
 
 
-def check_memory(
-    genotype: Genotype, encoding: Encoding, num_envs: int, state: ArrayTree, bases: ArrayTree = ()
-) -> None:
-    """Checks that slots, noise table, a strategy's state and a population's bases fit into memory.
+def check_memory(genotype: Genotype, encoding: Encoding, num_envs: int, state: ArrayTree, bases: ArrayTree) -> None:
+    """Raises ValueError unless slots, noise table, a strategy's state and a population's bases fit into memory.
 
-    Args:
-      genotype: The network.
-      encoding: The encoding, or its shapes (`volvox.population.decoding.outline`).
-      num_envs: Environments, which are the slots.
-      state: The strategy's state, or its shapes.
-      bases: The bases of a population, or their shapes.
-
-    Raises:
-      ValueError: They do not fit; the message has the figures.
+    Arrays may be shapes, as in the encoding of `volvox.population.decoding.outline`.
     """
     slot = size_of(_slot(genotype, encoding))
     parts = {

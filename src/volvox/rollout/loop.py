@@ -171,16 +171,9 @@ def shared_jit(function: ByValue, *, donated: tuple[int, ...] | int = ()) -> Any
 def driven(
     stages: Stages, groups: Sequence[EnvGroup], *, beats_per_round: int = 1, devices: Devices = SINGLE_DEVICE
 ) -> RunChunk:
-    """The reference form: the same loop in Python, around jitted `act`, `work` and `finish`.
+    """The reference form of `traced`: the same loop in Python, around jitted `act`, `work` and `finish`.
 
-    Args:
-      stages: The algorithm.
-      groups: Groups of any kind; made with `host=True` where they cannot be traced.
-      beats_per_round: Beats of a round.
-      devices: The devices that run the loop as one program.
-
-    Returns:
-      A `RunChunk`.
+    Groups may be of any kind; they are made with `host=True` where they cannot be traced.
     """
     calls, turns = Calls(stages, groups, devices), _turns(stages, len(groups), beats_per_round)
 

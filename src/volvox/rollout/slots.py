@@ -133,18 +133,7 @@ def make_queue(
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num_episodes: int) -> Evaluation:
-    """Sorts the results of the queue's entries by member and episode.
-
-    Args:
-      carry: The carry after the last beat.
-      vectors: float32 `[C, D]`: Behaviours by queue entry.
-      queue: The episodes that were played.
-      num_members: N.
-      num_episodes: E.
-
-    Returns:
-      `Evaluation`, each field `[N, E]`.
-    """
+    """Sorts the results and behaviours (`vectors` `[C, D]`) of the queue's entries by member and episode."""
 
     def scatter(values: Array) -> Array:
         empty = jnp.zeros((num_members, num_episodes, *values.shape[1:]), values.dtype)
@@ -155,17 +144,7 @@ def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num
 
 
 def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
-    """Computes the variables that a slot holds: the variables of its member, without the bases that members share.
-
-    Args:
-      genotype: The network.
-      encoding: How members become parameters.
-      bases: Parameters, leaves `[P, ...]`.
-      member: The member, whose fields are scalars.
-
-    Returns:
-      Variables, which `with_bases` completes.
-    """
+    """Computes the variables of a slot: those of its member, without the bases that members share (`with_bases`)."""
     return without_bases(genotype.prepare(member_params(encoding, bases, member)))
 
 
@@ -200,15 +179,6 @@ class Rollout:
         """Hands the first entries to the slots and decodes their members; before the first beat.
 
         Entries go round robin over the groups, so that each group gets its share of long ones.
-
-        Args:
-          memory: The rollout's memory.
-          constants: The rollout's constants.
-          num_groups: Number of groups of environments.
-          group_size: B, environments in each group.
-
-        Returns:
-          (carry, memory).
         """
         queue, b, zero = constants[0], group_size, jnp.int32(0)
         capacity, num_entries = queue.member.shape[0], queue.num_entries

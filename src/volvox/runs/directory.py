@@ -95,11 +95,6 @@ def check_unused(run_dir: str | os.PathLike[str]) -> None:
 def read_run(directory: Path, algorithm: Algorithm, config: Mapping[str, Any]) -> tuple[Any, list[Row]] | None:
     """Reads the newest usable checkpoint and the rows up to it.
 
-    Args:
-      directory: The run directory.
-      algorithm: The run's algorithm.
-      config: The contents of `config.json`.
-
     Returns:
       (state, rows), or None if there is no checkpoint.
 
