@@ -114,6 +114,7 @@ def test_configs_make_the_same_recipe_again():
     [
         {"game": "Frostbit"},
         {"sticky_actions": 1.0},
+        {"image_size": 3, "stack": 2},
         {"preprocessing": "ubr"},
         {"preprocessing": "uber", "episodic_life": True},
     ],

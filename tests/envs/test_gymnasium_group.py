@@ -144,7 +144,10 @@ def test_workers_know_names_of_the_main_program_and_share_any_dtype():
 
 
 def test_info_may_differ_between_environments_and_timesteps():
-    """Gymnasium would batch it, and fail: None beside a number, arrays of two shapes, a dict beside a number."""
+    """Gymnasium would batch it, and fail: None beside a number, arrays of two shapes, a dict beside a number.
+
+    A reward may be an array of one element.
+    """
     various = [{"a": 1, "b": np.zeros(2), "c": {}}, {"a": None, "b": np.zeros(3), "c": 0.5}]
 
     class Various(counter()):
@@ -152,7 +155,8 @@ def test_info_may_differ_between_environments_and_timesteps():
             return super().reset(seed=seed, options=options)[0], various[int(self.np_random.uniform() < 0.5)]
 
         def step(self, action):
-            return *super().step(action)[:4], various[int(self.np_random.uniform() < 0.5)]
+            observation, reward, *ends = super().step(action)[:4]
+            return observation, np.array([reward]), *ends, various[int(self.np_random.uniform() < 0.5)]
 
     (group,) = envs.gymnasium(Various, num_envs=8, **LIMIT).make(0)
     state, rewards = group.init(), []

@@ -145,7 +145,18 @@ def test_weighted_noise_is_the_sum_written_out():
     np.testing.assert_allclose(flat(got), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"population_size": 7}, {"num_bases": 2}, {"fitness_shaping": "centred_ranks"}])
-def test_bad_settings_are_refused(changes):
-    with pytest.raises(ValueError, match=next(iter(changes))):
+SMALL_ARCHIVE = vx.Novelty(behavior=rollout.Last("elapsed_steps", 1), num_neighbors=1, archive_size=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"population_size": 7}, "population_size"),
+        ({"num_bases": 2}, "num_bases"),
+        ({"fitness_shaping": "centred_ranks"}, "fitness_shaping"),
+        ({"num_bases": 3, "objective": SMALL_ARCHIVE}, "archive_size"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         es(**changes)

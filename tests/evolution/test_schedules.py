@@ -20,7 +20,7 @@ def test_forms():
 @pytest.mark.parametrize(
     "bad",
     [0.0, -1.0, float("nan"), float("inf"), "much", "linear:1,2", "often:1,2,3", "linear:1,0,3", "linear:1,2,0",
-     "exponential:a,b,c", "constant:", None],
+     "exponential:a,b,c", "constant:", "constant:0.1,0.2,5", None],
 )  # fmt: skip
 def test_bad_schedules_are_refused(bad):
     with pytest.raises(ValueError, match="mutation_std="):

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 from gymnasium.wrappers.utils import RunningMeanStd
 
-from volvox import A3C, PPO, PQN, SAC, TD3, learn
+from volvox import A3C, PPO, PQN, SAC, TD3, _checks, learn
 from volvox.envs import cartpole
 from volvox.learners import Turn
 from volvox.learners.learner import apply_gradient
@@ -376,6 +376,13 @@ def test_presets_have_the_published_constants(preset, constants):
 def test_settings_that_do_not_fit_are_refused(make, options, network, env):
     with pytest.raises(ValueError, match=next(iter(options))):
         learn(make(**options), network, env)
+
+
+def test_segments_must_fit_into_memory(monkeypatch):
+    monkeypatch.setattr(_checks, "_free_memory", lambda: 10**8)
+    learn(A3C(), NETWORK, CORRIDOR)
+    with pytest.raises(ValueError, match="replay and segments"):
+        learn(A3C(segment_length=10**6, learning_rate=1e-4), NETWORK, CORRIDOR)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def test_one_of_several_learners_is_a_run(run):
     first = run.metrics[-1]
     assert learner.metrics[-1]["training_mean"] == first["training_mean_each"][2]
     assert learner.metrics[-1]["frames"] == first["frames"] // 3
+    assert "episodes" not in learner.metrics[-1]  # they are of all learners
     same = lambda x, y: np.testing.assert_array_equal(x, y[2])  # noqa: E731
     jax.tree.map(same, learner.variables(), run.state.learning.params)
     best = int(np.argmax(run.state.evaluated.latest))

@@ -147,6 +147,7 @@ def test_emulators_are_separate_and_go_on_after_an_exchange():
         ({"num_learners": 1}, "two learners"),
         ({"explore": {"discount": vx.space.uniform(0.9, 1.5)}}, "discount"),
         ({"evaluate_every": 100}, "multiple"),
+        ({"evaluate_every": 0}, "evaluate_every"),
     ],
 )
 def test_bad_settings_are_refused(options, message):

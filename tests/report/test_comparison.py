@@ -11,6 +11,9 @@ from volvox.report import interquartile_mean, probability_of_improvement
 from volvox.report.comparison import find_runs, parse_methods
 
 PONG, BREAKOUT = ({"type": "volvox.envs.atari", "game": game, "num_envs": 8} for game in ("Pong", "Breakout"))
+LAMP, DOOR = (
+    {"type": "volvox.envs.gymnasium", "make_env": {"function": f"__main__.{name}"}} for name in ("Lamp", "Door")
+)
 
 
 @pytest.fixture
@@ -182,6 +185,7 @@ def test_wrong_arguments_are_refused(series, write, tmp_path):
         ({"falls": falls}, "falls"),
         ({"ga": ga, "late": late}, "shortest"),
         ({"ga": ga, "es": breakout}, "same tasks"),
+        ({"lamp": series("lamp", [1.0], env=LAMP), "door": series("door", [1.0], env=DOOR)}, "same tasks"),
     ):
         with pytest.raises(ValueError, match=message):
             vx.compare(methods)

@@ -12,12 +12,17 @@ from volvox.report.video import filmstrip, record_video
 from volvox.types import Policy
 
 
-def squares(closed=None, dtype=np.uint8):
-    """Shows the number of steps as the newest channel's brightness; the action is the reward."""
+def squares(closed=None, dtype=np.uint8, named=False):
+    """Shows the number of steps as the newest channel's brightness, in a dict or not; the action is the reward."""
+
+    def observe(step):
+        image = jnp.zeros((12, 20, 3), dtype).at[..., -1].set((20 * step).astype(dtype))
+        return {"image": image} if named else image
+
     env = from_functions(
         lambda key: jnp.int32(0),
         lambda step, action, key: (step + 1, jnp.float32(action), False),
-        lambda step: jnp.zeros((12, 20, 3), dtype).at[..., -1].set((20 * step).astype(dtype)),
+        observe,
         name="squares",
         num_envs=1,
         max_episode_steps=9,
@@ -50,10 +55,11 @@ def decode(path, height, width):
     return np.frombuffer(data, np.uint8).reshape(-1, height, width)
 
 
-def test_the_newest_channel_of_every_step(tmp_path):
-    closed = []
-    recorded = record_video(squares(closed=closed), POLICY, jnp.ones(()), tmp_path / "new" / "a.mp4", fps=5)
-    assert recorded == (tmp_path / "new" / "a.mp4", 9.0, 9)  # the greedy action is 1
+@pytest.mark.parametrize("named", [False, True])
+def test_the_newest_channel_of_every_step(named, tmp_path):
+    closed, path = [], tmp_path / "new" / "a.mp4"
+    recorded = record_video(squares(closed=closed, named=named), POLICY, jnp.ones(()), path, fps=5)
+    assert recorded == (path, 9.0, 9)  # the greedy action is 1
     pictures = decode(recorded.path, 48, 80)
     np.testing.assert_allclose(pictures.mean((1, 2)), 20 * np.arange(10), atol=6)
     assert closed == [True]

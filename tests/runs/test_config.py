@@ -156,4 +156,5 @@ def test_a_field_missing_in_an_older_file_takes_its_default():
     del saved["added_later"]
     assert differences(saved, to_json(UserSettings(0.5))) == []
     assert len(differences(saved, to_json(UserSettings(0.5, added_later=8)))) == 1
+    assert differences([saved], [to_json(UserSettings(0.5))]) == []
     assert from_json(saved, [UserSettings]) == UserSettings(0.5)

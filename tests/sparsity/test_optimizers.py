@@ -277,6 +277,8 @@ def test_group_sparse_training_prunes_blocks_on_top_of_grouping():
         lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=16)).init(params_of()),
         lambda: sparse(optax.sgd(1.0), Cubic(final_sparsity=0.5, begin=0, end=1)),
         lambda: sparse("adam", Dynamic(sparsity=0.5)),
+        lambda: sparse(optax.sgd, KeepNOfM),
+        lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), 0.1),
         lambda: sparse(optax.sgd(1.0), Dynamic(sparsity=0.5), dense="Dense_2/kernel"),
         lambda: Dynamic(sparsity=-0.1),
         lambda: Dynamic(sparsity=0.5, grow="best"),

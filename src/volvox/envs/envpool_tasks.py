@@ -371,7 +371,7 @@ def atari(
     if preprocessing == "uber" and episodic_life:
         raise ValueError('preprocessing="uber" plays whole games: its opening would be played for every life')
     integer("noop_max", noop_max, low=1)
-    integer("image_size", image_size, low=max(2, integer("stack", stack, low=1) + 1))
+    integer("image_size", image_size, low=max(4, integer("stack", stack, low=1) + 1))
     config["game"] = names[folded]
     env = opening(envpool(**_emulator(config)), _opening(config))
     if preprocessing == "uber":

@@ -238,12 +238,7 @@ class _Group:
 
 
 def _make_environment(make_env: Any, options: dict[str, Any], max_episode_steps: int | None) -> gym.Env:
-    """Makes one environment by its name, its specification, or the class or function that makes it.
-
-    Raises:
-      gymnasium.error.Error: Gymnasium does not know the name.
-      TypeError: `make_env` makes something else.
-    """
+    """Makes one environment by its name, its specification, or the class or function that makes it."""
     if isinstance(make_env, str | registration.EnvSpec):
         return gym.make(make_env, max_episode_steps=max_episode_steps, **options)
     env = make_env(**options)
@@ -305,8 +300,10 @@ class SyncEnvs(gym.Env):
             (env.reset()[0], 0.0, False, False) if ended else env.step(one)[:4]
             for env, ended, one in zip(self._envs, self._ended, action, strict=True)
         ]
-        observations, *fields = zip(*steps, strict=True)
-        reward, terminated, truncated = map(np.array, fields, (np.float64, np.bool_, np.bool_))
+        observations, rewards, *ends = zip(*steps, strict=True)
+        # Rewards and ends may be arrays of one element.
+        reward = np.array([np.asarray(x).item() for x in rewards], np.float64)
+        terminated, truncated = (np.array([np.asarray(x).item() for x in end], np.bool_) for end in ends)
         self._ended = (terminated | truncated).tolist()
         return self._batched(observations), reward, terminated, truncated, {}
 
@@ -348,16 +345,7 @@ def _with_traceback(function: Callable[..., Any], *args: Any, **options: Any) ->
 
 
 def spec_fields(name: str, observation_space: spaces.Space, action_space: spaces.Space) -> dict[str, Any]:
-    """Returns the fields of `EnvSpec` on observations and actions.
-
-    Args:
-      name: The environment, for messages.
-      observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
-      action_space: Discrete, MultiDiscrete, MultiBinary or Box.
-
-    Raises:
-      ValueError: Another space.
-    """
+    """Returns the fields of `EnvSpec` on observations and actions; raises ValueError for other spaces."""
     arrays = _array_spaces(name, observation_space)
     return {
         "observation_shape": jax.tree.map(lambda space: tuple(space.shape), arrays),

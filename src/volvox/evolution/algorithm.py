@@ -302,7 +302,8 @@ class _Evolution:
                 trained = (population, evaluation)
                 members = members_of(population)._asdict() | _results(evaluation)
                 state = state._replace(strategy=inner, members=members)
-                row["fraction_cut"] = float(np.mean(np.asarray(evaluation.lengths) >= state.max_episode_steps))
+                lengths = np.asarray(evaluation.lengths)[np.asarray(evaluation.valid)]
+                row["fraction_cut"] = float(np.mean(lengths >= state.max_episode_steps))
                 row |= _numbers(summary(evaluation) | metrics)
             elif role == "validation":
                 challengers = self._candidates(state.strategy, *trained, encoding)

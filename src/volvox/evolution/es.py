@@ -92,6 +92,8 @@ class ES:
         check_type("objective", self.objective, (Novelty, type(None)), "vx.Novelty(...), or None for returns")
         if self.objective is None and self.num_bases > 1:
             raise ValueError(f"num_bases={self.num_bases}: several bases need a Novelty objective.")
+        if self.objective is not None:  # the archive takes a behaviour of each base at once
+            integers(self.objective, "archive_size", low=self.num_bases)
 
     @classmethod
     def paper(cls) -> "ES":

@@ -69,7 +69,8 @@ class GA:
     num_episodes: int = 1
 
     def __post_init__(self) -> None:
-        integers(self, "population_size", "num_episodes", low=1)
+        integers(self, "population_size", low=2)
+        integers(self, "num_episodes", low=1)
         integers(self, "num_parents", low=0, high=self.population_size)
         schedule("mutation_std", self.mutation_std)
         if not self.num_parents and (self.mutation_std, self.objective) != (GA.mutation_std, GA.objective):

@@ -115,7 +115,7 @@ def summary(evaluation: Evaluation) -> Scalars:
         "training_mean": jnp.mean(scores, where=ranked),
         "training_std": jnp.std(scores, where=ranked),
         "training_median": jnp.nanmedian(jnp.where(ranked, scores, jnp.nan)),
-        "training_length_mean": lengths.mean(),
+        "training_length_mean": jnp.mean(lengths, where=evaluation.valid.any(axis=1)),
         "training_length_max": lengths.max(),
         "num_nan": (evaluation.valid & jnp.isnan(evaluation.returns)).any(axis=1).sum(dtype=jnp.int32),
     }
@@ -141,28 +141,14 @@ def centered_ranks(fitness: Array) -> Array:
 
 
 def z_scores(fitness: Array) -> Array:
-    """Fitness minus its mean, over its standard deviation; 0 everywhere if all members are equal.
-
-    Args:
-      fitness: `[N]`; -inf and inf are replaced by the lowest and highest finite values.
-
-    Returns:
-      float32 `[N]`.
-    """
+    """`raw` fitness `[N]` minus its mean, over its standard deviation; 0 everywhere if all members are equal."""
     finite = raw(fitness)
     spread = finite.std()
     return jnp.where(spread > 0, (finite - finite.mean()) / jnp.where(spread > 0, spread, 1.0), 0.0)
 
 
 def raw(fitness: Array) -> Array:
-    """Fitness without shaping.
-
-    Args:
-      fitness: `[N]`; -inf and inf are replaced by the lowest and highest finite values, or by 0 if there are none.
-
-    Returns:
-      float32 `[N]`.
-    """
+    """Fitness `[N]`; -inf and inf become the lowest and highest finite values, or 0 if there are none."""
     finite = jnp.isfinite(fitness)
     lowest, highest = jnp.where(finite, fitness, jnp.inf).min(), jnp.where(finite, fitness, -jnp.inf).max()
     return jnp.where(finite.any(), jnp.clip(fitness, lowest, highest), 0.0).astype(jnp.float32)
@@ -199,7 +185,7 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
     """
     if callable(value):
         return value
-    kind, start, end, generations = "constant", value, value, 1
+    kind, start, end, generations = None, value, value, 1
     try:
         if isinstance(value, str) and ":" in value:
             kind, numbers = value.split(":")
@@ -209,7 +195,7 @@ def schedule(name: str, value: Scheduled) -> optax.Schedule:
         start = end = generations = 0
     # The device computes in float32 and int32.
     positive = 1e-38 < start < 3e38 and 1e-38 < end < 3e38 and 1 <= generations <= INT32
-    if not positive or kind not in ("constant", "linear", "exponential"):
+    if not positive or kind not in (None, "linear", "exponential"):
         raise ValueError(
             f'{name}={value!r}: give a positive number, "linear:start,end,generations" or '
             '"exponential:start,end,generations"; all numbers are positive and fit into 32 bits.'

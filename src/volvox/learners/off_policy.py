@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import integers, number, numbers
+from volvox._checks import integers, numbers
 from volvox.data import metrics, normalization, replay
 from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments, Normalized, Rewards
@@ -74,8 +74,7 @@ def check_settings(settings: Any) -> None:
     integers(settings, "batch_size", "replay_size", "n_step", "timesteps_per_iteration", low=1)
     integers(settings, "random_timesteps", low=0)
     numbers(settings, "discount", "target_rate", low=0, high=1)
-    if settings.learning_rate is not None:
-        number("learning_rate", settings.learning_rate, above=0)
+    numbers(settings, "learning_rate", above=0)
     make_optimizer(settings.optimizer, settings.learning_rate)
 
 
@@ -170,19 +169,9 @@ class OffPolicy(Learner):
         mean_return: Array,
         *args: Any,
     ) -> tuple[Params, Params, Metrics]:
-        """Updates one part of the parameters by the gradient of its loss.
+        """Updates the field `name` of the parameters by the gradient of its loss; returns the new state.
 
-        Args:
-          name: Field of `Params`.
-          loss: (part, *args, batch) -> (loss, metrics).
-          state: (parameters, states of the optimiser, metrics).
-          batch: Transitions.
-          step: int32: Number of this update, from 1.
-          mean_return: float32: Recent mean return.
-          *args: Further arguments of `loss`.
-
-        Returns:
-          The state after it.
+        `loss` is (part, *args, batch) -> (loss, metrics), and `state` (parameters, states of the optimiser, metrics).
         """
         params, optimizer, gathered = state
         part, kept = getattr(params, name), getattr(optimizer, name)

@@ -162,7 +162,7 @@ def micro_batch_size(micro_batch: int | None, num_rows: int, length: int) -> int
     elsewhere, but at least one row.
     """
     if micro_batch is not None and num_rows % micro_batch:
-        raise ValueError(f"{micro_batch=} does not divide {num_rows}, the rows of a group; give a divisor.")
+        raise ValueError(f"{micro_batch=} does not divide {num_rows}, the rows of a group in a batch; give a divisor.")
     divisors = [m for m in range(1, num_rows + 1) if num_rows % m == 0]
     limit = 32 if jax.default_backend() == "cpu" else 8_192
     return micro_batch or max((m for m in divisors if m * length <= limit), default=1)

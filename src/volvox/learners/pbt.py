@@ -22,9 +22,9 @@ class PBT:
     """Settings of population-based training.
 
     After every interval, the learners with the lowest scores copy parameters, state of the optimiser, moments of
-    observations and settings of others with the highest scores, drawn at random. The copied settings are then
-    multiplied by `factor` or divided by it, or drawn anew. Environments, segments and replays stay. The score is the
-    mean return of the evaluation at the end of the interval. Without `evaluate_every`, it is the mean return of the
+    observations and rewards, and settings of others with the highest scores, drawn at random. The copied settings are
+    then multiplied by `factor` or divided by it, or drawn anew. Environments, segments and replays stay. The score is
+    the mean return of the evaluation at the end of the interval. Without `evaluate_every`, it is the mean return of the
     latest episodes of training, which are dropped when a learner is replaced; until all learners have episodes, none
     is replaced.
 

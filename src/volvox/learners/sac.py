@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from volvox._checks import number
+from volvox._checks import numbers
 from volvox.data import metrics
 from volvox.data.metrics import Metrics
 from volvox.data.normalization import Normalized
@@ -83,13 +83,11 @@ class SAC:
 
     def __post_init__(self):
         check_settings(self)
-        number("temperature_learning_rate", self.temperature_learning_rate, above=0)
-        if self.temperature is not None:
-            number("temperature", self.temperature, low=0)
-        if self.target_entropy is not None:
-            if self.temperature is not None:
-                raise ValueError(f"target_entropy={self.target_entropy} needs temperature=None, which is learned.")
-            number("target_entropy", self.target_entropy)
+        numbers(self, "temperature_learning_rate", above=0)
+        numbers(self, "temperature", low=0)
+        numbers(self, "target_entropy")
+        if self.temperature is not None and self.target_entropy is not None:
+            raise ValueError(f"target_entropy={self.target_entropy} needs temperature=None, which is learned.")
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: rounds of one beat."""

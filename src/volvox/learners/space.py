@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from volvox._checks import integer, number
+from volvox._checks import INT32, integer, number
 
 __all__ = ["Choice", "Range", "choice", "integers", "log", "uniform"]
 
@@ -34,8 +34,8 @@ class Range:
     def __post_init__(self):
         """Raises ValueError for an empty range."""
         check: Any = integer if self.whole else number
-        check("low", self.low, low=-math.inf)
-        check("high", self.high, low=-math.inf)
+        for name in ("low", "high"):
+            check(name, getattr(self, name), low=-INT32 if self.whole else -math.inf)
         if not self.low < self.high or (self.log and self.low <= 0):
             raise ValueError(f"low={self.low:g}, high={self.high:g}: give low < high{', above 0' if self.log else ''}.")
 

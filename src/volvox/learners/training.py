@@ -174,13 +174,14 @@ def learn(
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
     run = Training(several, network, env, host, devices_of(devices), pbt)
     if evaluate_every is not None:
-        if pbt is not None and pbt.every % evaluate_every:
-            raise ValueError(f"{pbt.every=} must be a multiple of {evaluate_every=}: learners are compared after each.")
         evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
         run.evaluator = PolicyEvaluator(run.learner.policy, run.env, run.num_learners, *evaluation)
+        if pbt is not None and pbt.every % evaluate_every:
+            raise ValueError(f"{pbt.every=} must be a multiple of {evaluate_every=}: learners are compared after each.")
     state = jax.eval_shape(run.init, jax.random.key(0))  # raises if something does not fit
+    acting = jax.eval_shape(run.begin, state.acting)  # with the segments, which the state leaves out
     # Twice, because an iteration works on a copy of the state.
-    sizes = {"replay and segments": 2 * size_of(state.acting), "parameters and optimizer": 2 * size_of(state.learning)}
+    sizes = {"replay and segments": 2 * size_of(acting), "parameters and optimizer": 2 * size_of(state.learning)}
     remedy = "use a smaller replay (replay_size), fewer environments or smaller networks"
     number, needed = run.num_learners, sum(sizes.values())
     check_memory(sizes, remedy, each=("learners", number, -(-needed // number)) if number > 1 else None)
@@ -485,11 +486,7 @@ class Training:
     ) -> tuple[LearnState, dict[str, Any]]:
         """Lets learners copy better ones if it is due (`PBT`); returns the new state, and the row with the lineage.
 
-        Args:
-          state: State after the iteration and its evaluation.
-          row: Row of the iteration.
-          before: Timesteps of each learner before it.
-          after: Timesteps of each learner after it.
+        `before` and `after` are the timesteps of each learner before and after the iteration.
         """
         if self.pbt is None:
             return state, row
@@ -765,7 +762,8 @@ def networks_and_masks(learning: Any) -> tuple[ArrayTree, ArrayTree]:
 
 def compressions_of(learning: Any, num_learners: int) -> list[dict[str, float]]:
     """Returns the `compression` of each learner's networks; {} if nothing is compressed."""
-    if not hasattr(learning, "params") or not (is_sparse(learning.optimizer) or is_grouped(learning.params)):
+    has_networks = hasattr(learning, "params") and hasattr(learning, "optimizer")
+    if not has_networks or not (is_sparse(learning.optimizer) or is_grouped(learning.params)):
         return [{}] * num_learners
     networks = networks_and_masks(learning)
     each = [networks] if num_learners == 1 else [pick(networks, i) for i in range(num_learners)]

@@ -52,7 +52,8 @@ def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray 
         reference batch, it also has `VirtualBatchNorm` layers.
       spec: The environment; it needs `A == spec.num_outputs`.
       reference: Observations `[R, *observation_shape]`, for example of `volvox.reference_batch`. `prepare` runs them
-        through the network for the statistics of `VirtualBatchNorm`.
+        through the network for the statistics of `VirtualBatchNorm`. `vx.load` makes `vx.reference_batch(env, size=R)`
+        again; with any other batch, pass the genotype in its `custom`.
 
     Raises:
       TypeError: `module` is not a flax module.
@@ -67,15 +68,17 @@ def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray 
         apply = partial(apply_module, module)
         low_rank = low_rank_kernels(apply, params, observations(spec))
         return genotype_from_functions(init, apply, spec, initial_std=initial_std, low_rank=low_rank, config=module)
-    frames, wanted = np.asarray(spec.split_mask(reference)[0]), spec.split_mask(spec.observation)[0]
-    if frames.shape[1:] != wanted.shape or frames.dtype != wanted.dtype or not frames.size:
-        raise ValueError(f"the reference batch is {frames.dtype}{frames.shape}; {spec.name} needs R of {wanted}")
+    frames, wanted = (spec.split_mask(x)[0] for x in (reference, spec.observation))
+    frames = jax.tree.map(np.asarray, frames)
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), frames)
+    if one != wanted or not (size := min(x.size and len(x) for x in jax.tree.leaves(frames))):
+        raise ValueError(f"the reference batch has observations {one}; {spec.name} needs at least one of {wanted}")
     if _REFERENCE not in variables:
         raise ValueError(f"{type(module).__name__} has no VirtualBatchNorm layer, so it needs no reference batch")
 
     def prepare(params: ArrayTree) -> ArrayTree:
         # The barrier keeps XLA from folding the batch into larger constants at compile time.
-        batch = jax.lax.optimization_barrier(jnp.asarray(frames))
+        batch = jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, frames))
         _, statistics = apply_module(module, params, batch, mutable=_REFERENCE)
         return {"params": params, **statistics}
 
@@ -90,7 +93,7 @@ def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray 
         prepare=prepare,
         initial_std=initial_std,
         low_rank=low_rank_kernels(prepare, params),
-        config={"type": "volvox.networks.genotype", "module": module, "reference": len(frames)},
+        config={"type": "volvox.networks.genotype", "module": module, "reference": size},
     )
 
 
@@ -130,7 +133,7 @@ def genotype_from_functions(
     """
     if config is None:
         config = {"type": "volvox.networks.genotype_from_functions", "init": init, "apply": apply}
-        config |= {"prepare": prepare, "initial_std": initial_std, "low_rank": tuple(low_rank)}
+        config |= {"prepare": prepare, "initial_std": initial_std, "low_rank": tuple(sorted(low_rank))}
     prepare, initial_std = prepare or (lambda params: params), initial_std or (lambda path: 1.0)
     inputs = (observations(spec),)
     output = jax.eval_shape(apply, jax.eval_shape(prepare, jax.eval_shape(init, jax.random.key(0))), *inputs)

@@ -123,7 +123,7 @@ def compare(
 
     Args:
       methods: Runs by the name of their method: run directories, or directories that hold runs as `seed-0`, `seed-1`
-        and so on. Runs that are marked as diverged (by `experiments/launch.py`) are left out and named in a note.
+        and so on. Runs that `vx.sweep` or `experiments/launch.py` marked as diverged are left out and named in a note.
       metric: Metric to compare, of which more is better; None takes the first of `elite_score`, `evaluation_mean` and
         others (see docs/how-to/compare.md) that all runs have.
       x: Metric that measures the budget: "frames", "seconds", "step", or another one that never decreases.

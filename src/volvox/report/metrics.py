@@ -34,7 +34,8 @@ def task_of(config: Mapping[str, Any]) -> str:
     """Returns the name of the environment of a run, by its `config.json`."""
     env = config["algorithm"].get("env") or {}
     given = (env[name] for name in ("game", "task", "name", "make_env") if isinstance(env.get(name), str))
-    return next(given, str(env.get("type")).rpartition(".")[2])
+    maker = env["make_env"] if isinstance(env.get("make_env"), Mapping) else {}
+    return next(given, str(maker.get("function", env.get("type"))).rpartition(".")[2])
 
 
 def atari_scores(env_config: Any) -> Mapping[str, float]:
@@ -47,9 +48,10 @@ def atari_scores(env_config: Any) -> Mapping[str, float]:
 
 
 def of_learner(rows: Sequence[Mapping[str, Any]], i: int) -> list[dict[str, Any]]:
-    """Returns the rows of one of several learners: its own metrics, its share of the frames, and no metrics of all."""
+    """Returns the rows of one of several learners: its own metrics, its share of frames, and no metrics of all."""
     number = num_learners(rows)
-    of_all = ("evaluation_best", "evaluation_standard_error") if number > 1 else ()
+    of_all: tuple[str, ...] = ("evaluation_best", "evaluation_standard_error", "evaluation_frames", "episodes")
+    of_all += ("frames_per_second", "predictions_per_second")
     return [
         {name: value for name, value in row.items() if not name.endswith(EACH) and not name.startswith(of_all)}
         | {name.removesuffix(EACH): value[i] for name, value in row.items() if name.endswith(EACH)}
@@ -82,7 +84,7 @@ def latest(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def format_number(value: float) -> str:
-    """Writes a number with at least four significant digits: `0.1235`, `57.61`, `1,250,000`."""
+    """Writes a number with up to four significant digits, or whole from 1000 on: `0.1235`, `57.6`, `1,250,000`."""
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 

@@ -96,7 +96,7 @@ def record_video(
             groups += recipe.make(seed, max_episode_steps=limit, num_envs=n, num_groups=1, host=True, **options)
             stack.callback(groups[-1].close)
         render = groups[0].render
-        images = [(x.dtype, x.ndim) for x in jax.tree.leaves(spec.observation)] == [(np.uint8, 3)]
+        images = [(x.dtype, x.ndim) for x in jax.tree.leaves(spec.split_mask(spec.observation)[0])] == [(np.uint8, 3)]
         if camera is None and render is None and not images:
             raise ValueError(
                 f"{spec.name} cannot be drawn, and its observations are no uint8 images [height, width, stack]: give "
@@ -113,7 +113,8 @@ def record_video(
                 elif render is not None:
                     pictures = render(states[0])
                 else:
-                    pictures, scale = np.asarray(step.observation)[..., -1:].repeat(3, axis=-1), 4
+                    (image,) = jax.tree.leaves(spec.split_mask(step.observation)[0])
+                    pictures, scale = np.asarray(image)[..., -1:].repeat(3, axis=-1), 4
                 shown = pictures if shown is None else np.where(done[:, None, None, None], shown, pictures)
                 frame = _grid(shown, scale if n == 1 else 1)
                 if encoder is None:

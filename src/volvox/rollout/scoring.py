@@ -39,8 +39,8 @@ class Score(NamedTuple):
       returns: float32 `[E]`.
       lengths: int32 `[E]`, timesteps.
       mean: Mean of the returns.
-      low: Lower end of a 95% bootstrap interval of the mean over episodes; None if nothing is random.
-      high: Upper end of the interval; None if nothing is random.
+      low: Lower end of a 95% bootstrap interval of the mean over episodes; None with the protocol "exact".
+      high: Upper end of the interval; None with the protocol "exact".
       protocol: "sticky", "exact" or "fresh"; see `play`.
       about: Description of the protocol.
       human_normalized: (mean - random) / (human - random) on the 57 Atari games that have it; None elsewhere,

@@ -214,6 +214,9 @@ def differences(saved: Any, current: Any, place: str = "algorithm") -> list[str]
             before, now = saved.get(key, defaults.get(key, _MISSING)), current.get(key, _MISSING)
             found += differences(before, now, f"{place}.{key}")
         return found
+    if isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
+        pairs = enumerate(zip(saved, current, strict=True))
+        return [line for i, pair in pairs for line in differences(*pair, f"{place}[{i}]")]
     if (saved == current and type(saved) is type(current)) or _name_the_same(saved, current):
         return []
     before, now = ("nothing" if value is _MISSING else json.dumps(value) for value in (saved, current))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import check_type, integer, integers
+from volvox._checks import check_has, check_type, integer, integers
 from volvox.networks.interception import Grouped
 from volvox.ops.batching import min_over_rows
 from volvox.sparsity import masks as masking
@@ -24,7 +24,7 @@ from volvox.types import Array, ArrayTree
 
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
 """The setting `optimizer`: a function of the learning rate, such as `optax.adam`, or a ready-made transformation."""
-OptimizerT = TypeVar("OptimizerT")
+OptimizerT = TypeVar("OptimizerT", bound=Optimizer)
 """An optax transformation, or a function that makes one for a learning rate."""
 
 
@@ -70,24 +70,19 @@ def sparse(
 
     Raises:
       TypeError: `optimizer` is no optimiser, or `rule` is no rule.
-      ValueError: A setting is out of its range. `init` raises it for a name in `dense` that is no kernel's, a kernel
-        that does not fit the rule, and an optimiser that is sparse already.
+      ValueError: A setting is out of its range, or the learning rate is given twice. `init` raises it for a name in
+        `dense` that is no kernel's, a kernel that does not fit the rule, and an optimiser that is sparse already.
     """
-    if not isinstance(optimizer, optax.GradientTransformation) and not callable(optimizer):
-        raise TypeError(f"{optimizer=}: give an optax transformation, or a function such as optax.adam")
-    check_type("rule", rule, Rule, "volvox.sparsity.Dynamic or another rule")
+    check_has("rule", rule, ("every", "schedule", "init", "update"), "volvox.sparsity.Dynamic(...) or another rule")
     if isinstance(dense, str):
         raise TypeError(f"{dense=}: give a tuple of names, ({dense!r},)")
     integer("min_side", min_side, low=1)
     integer("seed", seed, low=0)
-    made: Any = optimizer
-    if learning_rate is not None:
-        made = made(learning_rate)
-    elif callable(made):
-        options = {"min_side": min_side, "only_circulant": only_circulant, "seed": seed}
-        made = functools.partial(sparse, optimizer, rule, dense=tuple(dense), **options)
+    if callable(optimizer) and learning_rate is None:
+        options = {"dense": tuple(dense), "min_side": min_side, "only_circulant": only_circulant, "seed": seed}
+        made: Any = functools.partial(sparse, optimizer, rule, **options)
         return made
-    inner_optimizer = optax.with_extra_args_support(made)
+    inner_optimizer = make_optimizer(optimizer, learning_rate)
 
     def init_fn(params: ArrayTree) -> SparseState:
         key = _initial_key(seed, params)
@@ -203,7 +198,7 @@ def make_optimizer(optimizer: Optimizer, learning_rate: Any) -> optax.GradientTr
             "ready-made optimizer, which has its own rate."
         )
     made = optimizer(learning_rate) if callable(optimizer) else optimizer
-    check_type("optimizer", made, optax.GradientTransformation, "or a function such as optax.adam")
+    check_type("optimizer", made, optax.GradientTransformation, "a function such as optax.adam")
     return optax.with_extra_args_support(made)
 
 

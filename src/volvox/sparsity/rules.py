@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +160,6 @@ def check_sparsity(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r}: give a share below 1")
 
 
-@runtime_checkable
 class Rule(Protocol):
     """Chooses the groups of weights to keep, now and then.
 
