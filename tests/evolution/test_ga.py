@@ -164,6 +164,7 @@ def test_the_elite_plays_test_episodes(generations):
     np.testing.assert_array_equal(workers.asked[2].episodes, [4])
     jax.tree.map(np.testing.assert_array_equal, member(workers.asked[2], 0), row(state.bases, 3))
     assert metrics["test_score"] == 3.0
+    assert (metrics["training_frames"], metrics["frames"]) == (84, 84 + 45)  # test episodes are left out
     assert metrics["test_standard_error"] == pytest.approx(np.std([1, 2, 3, 6], ddof=1) / 2)
 
 

@@ -12,7 +12,7 @@ import pytest
 import volvox as vx
 from volvox import ES, GA, Novelty, networks, population, rollout
 from volvox.evolution.novelty import Archive, novelty
-from volvox.evolution.strategy import centered_ranks
+from volvox.evolution.strategy import centered_ranks, raw
 from volvox.types import Evaluation
 
 ENV = probes.target(size=2, num_envs=8, groups=2, max_episode_steps=3)
@@ -133,6 +133,16 @@ def test_a_member_without_a_return_is_last_however_novel_it_is():
         state = state._replace(archive=ADD(state.archive, jnp.zeros((1, 1)), jnp.ones(1, bool)))
         weigh = jax.jit(lambda state, settings=settings: settings.weigh(state, evaluation, centered_ranks))
         assert weigh(state).argmin() == 1
+
+
+def test_novelty_of_a_member_is_the_mean_over_its_episodes():
+    novelty = Novelty(behavior=BEHAVIOR, num_neighbors=1, archive_size=10, num_archived=1, reward_weight=0.0)
+    state = novelty.init(0)
+    state = state._replace(archive=ADD(state.archive, jnp.zeros((1, 1)), jnp.ones(1, bool)))
+    behaviors = jnp.float32([[0, 2], [1, 1], [5, 7], [3, 9]])
+    evaluation = Evaluation(behaviors, behaviors.astype(int) + 1, jnp.ones((4, 2), bool), behaviors[..., None])
+    weights = jax.jit(lambda state: novelty.weigh(state, evaluation, raw))(state)
+    np.testing.assert_allclose(weights, [1, 1, 6, 6])
 
 
 @pytest.mark.parametrize("changes", [{"archive_size": 1}, {"reward_weight": 1.5}])

@@ -18,7 +18,7 @@ from volvox.learners.a3c import A3CLearning
 from volvox.learners.learner import Turn
 from volvox.networks import MLP, CategoricalMLP, RecurrentActorCritic
 from volvox.rollout.loop import driven
-from volvox.types import TimeStep
+from volvox.types import Axis, TimeStep
 
 FAST = {
     "segment_length": 5,
@@ -255,9 +255,11 @@ class Constant(nn.Module):
 def test_annealing_counts_emulator_frames():
     env = probes.corridor(num_envs=8, groups=1)
     env = env._replace(spec=env.spec._replace(frame_skip=4))
-    rate = A3C(segment_length=5, learning_rate=1.0, anneal_frames=10 * 8 * 5 * 4).schedule(env).learning_rate
-    rates = [float(rate(A3CLearning({}, (), (), jnp.float32(0), jnp.int32(i), {}))) for i in (0, 5, 10)]
-    assert rates == pytest.approx([1, 0.5, 0])
+    for devices in (1, 2):
+        settings = A3C(segment_length=5, learning_rate=1.0, anneal_frames=devices * 10 * 8 * 5 * 4)
+        rate = settings.schedule(env._replace(axis=Axis("devices", devices))).learning_rate
+        rates = [float(rate(A3CLearning({}, (), (), jnp.float32(0), jnp.int32(i), {}))) for i in (0, 5, 10)]
+        assert rates == pytest.approx([1, 0.5, 0])
 
 
 def test_a_lost_life_is_an_end_to_the_learner_alone():

@@ -71,6 +71,23 @@ def test_returns_without_a_rank_choose_no_policy(monkeypatch):
     algorithm.close()
 
 
+def test_each_evaluation_has_episodes_of_its_own(monkeypatch):
+    """The best policy is played again in the episodes of the latest."""
+    seeds = []
+
+    def play(self, variables, n, *, seed, monitor):
+        seeds.append(seed)
+        return np.zeros((n, 2), np.float32), 4
+
+    monkeypatch.setattr(PolicyEvaluator, "play", play)
+    algorithm = make(evaluate_every=600, num_evaluation_episodes=2)
+    state, _ = algorithm.step(algorithm.init(jax.random.key(0)))
+    algorithm.step(state)
+    algorithm.close()
+    first, second, again = seeds
+    assert first != second == again
+
+
 def test_episodes_depend_on_the_seed_alone():
     """They do not depend on earlier evaluations, so a resumed run has the results of an uninterrupted run."""
     env, policy = probes.countdown(low=1, high=9, num_envs=2), make().policy

@@ -97,6 +97,20 @@ def test_a_state_of_learning_without_parameters_has_no_compression():
     assert compressions_of((), num_learners=2) == [{}, {}]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [A3C(segment_length=5, updates_per_iteration=8), PPO(segment_length=5, num_minibatches=2, rounds_per_iteration=4)],
+    ids=["a3c", "ppo"],
+)
+def test_optimizers_are_told_the_mean_return(settings, trained):
+    told = optax.GradientTransformationExtraArgs(
+        lambda params: jnp.float32(0), lambda updates, state, params=None, *, mean_return, **_: (updates, mean_return)
+    )
+    settings = dataclasses.replace(settings, optimizer=told, learning_rate=None)
+    _, state, _ = trained(settings, NETWORK, CONSTANT)
+    assert jax.tree.leaves(state.learning.optimizer) == [1.0]
+
+
 CORRIDOR, TARGET = probes.corridor(length=4, num_envs=8, groups=2), probes.target(num_envs=8, groups=2)
 NORMALIZED = {"normalize_observations": True, "normalize_rewards": True}
 TD3_SETTINGS = {"batch_size": 16, "random_timesteps": 32, "replay_size": 256, "timesteps_per_iteration": 64}

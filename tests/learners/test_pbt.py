@@ -86,7 +86,9 @@ def test_rows_have_the_lineage_and_reports_draw_it(straight, tmp_path):
 def test_a_copy_has_the_parameters_optimizer_and_moments_of_its_parent():
     algorithm = a3c()
     state, row = algorithm.step(algorithm.init(0))
-    while row["pbt_parent_each"] == [0, 1, 2, 3]:
+    for _ in range(20):
+        if row["pbt_parent_each"] != [0, 1, 2, 3]:
+            break
         state, row = algorithm.step(state)
     child = next(i for i, parent in enumerate(row["pbt_parent_each"]) if i != parent)
     parent, scores = row["pbt_parent_each"][child], row["training_mean_each"]
@@ -114,10 +116,20 @@ def test_learners_have_the_settings_of_their_state_and_others_can_be_changed():
 def test_learners_are_ranked_by_their_evaluations(monkeypatch):
     returns = np.repeat(np.float32([[3], [1], [0], [2]]), 2, axis=1)
     monkeypatch.setattr(PolicyEvaluator, "play", lambda self, variables, n, **options: (returns[:n], 8))
+    keys, exchange = [], vx.PBT.exchange
+
+    def recorded(self, key, *given):
+        keys.append(jax.random.key_data(key).tolist())
+        return exchange(self, key, *given)
+
+    monkeypatch.setattr(vx.PBT, "exchange", recorded)
     algorithm = a3c(evaluate_every=64)
-    _, row = algorithm.step(algorithm.init(0))
-    algorithm.close()
+    state, row = algorithm.step(algorithm.init(0))
     assert row["pbt_parent_each"] == [0, 1, 0, 3]
+    algorithm.step(state)
+    algorithm.close()
+    assert len(keys) == 2
+    assert keys[0] != keys[1]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """PPO: its loss and a whole update against the formulas in NumPy, environments with known answers, its schedule."""
 
 import functools
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from volvox.data.segments import Segment
 from volvox.learners import Turn
 from volvox.learners.ppo import permutation
 from volvox.networks import MLP, CategoricalMLP, GaussianMLP, RecurrentActorCritic
+from volvox.types import Axis
 
 FAST = {"segment_length": 8, "learning_rate": 1e-2, "discount": 0.9, "num_minibatches": 2, "max_gradient_norm": 1.0}
 FAST |= {"num_epochs": 4, "lag": 1}
@@ -239,6 +241,12 @@ def test_the_learning_rate_falls_to_0_by_rounds_or_by_a_schedule_of_updates(opti
     made = linear(optimizer=optax.sgd, max_gradient_norm=None, **options)
     steps = steps_of(made, [{counter: jnp.int32(first + i)} for i in range(6)])
     np.testing.assert_allclose(np.array(steps) / steps[0], [1, 0.75, 0.5, 0.25, 0, 0], atol=1e-6)
+
+
+def test_annealing_counts_timesteps_of_all_devices():
+    env = probes.corridor(num_envs=8)._replace(axis=Axis("devices", 2))
+    schedule = PPO(segment_length=5, learning_rate=1.0, anneal_timesteps=4 * 16 * 5).schedule(env)
+    assert float(schedule.learning_rate(SimpleNamespace(round=3))) == 0.5
 
 
 def test_gradients_are_clipped_to_the_setting():

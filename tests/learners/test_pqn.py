@@ -11,6 +11,7 @@ from flax import linen as nn
 import volvox as vx
 from volvox.networks import MLP, QValues, RecurrentQValues, q_network
 from volvox.networks.distributions import Categorical, EpsilonGreedy, MultiCategorical, mask_logits
+from volvox.types import Axis
 
 FAST = {
     "segment_length": 8,
@@ -118,6 +119,10 @@ def test_without_epsilon_actions_are_greedy_and_random_ones_are_even():
     _, learning = jax.jit(learner.init)(key)
     found = [float(learner.actions(learning._replace(round=jnp.int32(r))).epsilon) for r in range(4)]
     np.testing.assert_allclose(found, [1.0, 0.7, 0.4, 0.25], rtol=1e-6)
+    two = settings.bind(NETWORK, env._replace(axis=Axis("devices", 2)))
+    assert float(two.actions(learning._replace(round=jnp.int32(1))).epsilon) == pytest.approx(0.4)
+    greedy = vx.PQN(**FAST | {"epsilon": optax.linear_schedule(1.0, 0.0, 80)}).bind(NETWORK, env).policy
+    assert (greedy.sample(key, jnp.tile(jnp.float32([[0.0, 1.0]]), (99, 1))) == 1).all()  # the last ε counts
 
 
 @pytest.mark.parametrize(("num_choices", "size"), [(None, 3), ((2, 3), 5)])

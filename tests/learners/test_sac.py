@@ -1,5 +1,6 @@
 """SAC against updates written out in NumPy, and on a probe with a known answer."""
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from flax import linen as nn
 
 import volvox as vx
 from volvox.data.replay import Batch
-from volvox.networks import MLP, ActorAndCritic, QNetwork
+from volvox.networks import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
 from volvox.networks.distributions import tanh_gaussian
 
 ENV = probes.target(size=1, num_envs=8, groups=2)
@@ -48,10 +49,10 @@ def test_the_temperature_follows_the_target_entropy(given):
     learner.temperature_optimizer = optax.sgd(1.0)
     _, learning = learner.init(jax.random.key(0))
     x, noise = jax.random.normal(jax.random.key(1), (2, 5, 2))
-    batch = Batch(x, x, jnp.ones(5), jnp.ones(5), x, jnp.ones(5, bool))
+    batch = Batch(x, x, jnp.ones(5), jnp.ones(5), x, jnp.arange(5) < 3)
     new = learner.update_temperature(learning, batch, noise)
     _, log_prob = tanh_gaussian(*learner.networks.gaussian(learning.params.actor, x), noise)
-    wanted = float(log_prob.mean()) + (-2.0 if given is None else given)
+    wanted = float(log_prob[:3].mean()) + (-2.0 if given is None else given)
     assert float(new.log_temperature) == pytest.approx(wanted, rel=1e-4)
 
 
@@ -62,6 +63,36 @@ def test_exploration_draws_from_the_policy():
     variables = variables._replace(params=variables.params._replace(actor=actor))
     found = learner.explore(variables, jnp.ones((50, 1)), noise)
     np.testing.assert_allclose(found, np.tanh(0.2 + np.exp(-0.7) * noise), rtol=1e-5)
+
+
+def test_drawn_actions_have_the_bounds_of_the_environment():
+    env = ENV._replace(spec=ENV.spec._replace(action_low=np.float32([-2]), action_high=np.float32([4])))
+    policy = vx.SAC(**SMALL).bind(LINEAR, env).policy
+    drawn = policy.sample(jax.random.key(0), jnp.float32([[0.0, -20.0]] * 4))
+    np.testing.assert_allclose(drawn, 1.0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_representation_learns_first():
+    """By the gradient of its predictions alone; critics learn on the features after it."""
+    network = ActorAndCritic(LINEAR.actor, LINEAR.critic, NextObservationNetwork((6, 6), (5,)))
+    learner = vx.SAC(**SMALL | {"optimizer": optax.sgd, "learning_rate": 0.1}).bind(network, ENV)
+    state = jax.jit(learner.init)(jax.random.key(0))[1]
+    x, following, action = jax.random.uniform(jax.random.key(1), (3, 12, 1), minval=-1.0)
+    batch, noise = Batch(x, action, x[:, 0], x[:, 0], following, jnp.ones(12, bool)), jnp.zeros((12, 2, 1))
+    new = jax.jit(learner.update)(state, batch, noise, jnp.float32(0))
+
+    def moved(part, loss, *given):
+        gradient = jax.grad(lambda part: loss(part, *given)[0])(part)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, part, gradient)
+
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    representation = moved(state.params.representation, learner.representation_loss, batch)
+    jax.tree.map(close, new.params.representation, representation)
+    params = state.params._replace(representation=representation)
+    batch = batch.map_observations(functools.partial(learner.networks.encode_observation, representation))
+    critics = moved(params.critics, learner.critic_loss, params, state, noise[:, 0], batch)
+    jax.tree.map(close, new.params.critics, critics)
 
 
 @pytest.mark.parametrize("temperature", [None, 0.3])

@@ -10,7 +10,7 @@ import probes
 import pytest
 from flax import linen as nn
 
-from volvox import TD3, learn, networks
+from volvox import SAC, TD3, learn, networks
 from volvox.data.replay import Batch
 from volvox.learners import Turn
 from volvox.learners.training import networks_and_masks, pick
@@ -34,6 +34,7 @@ def make(env=ENV, num_learners=1, **options):
     return learn(TD3(**SMALL | options), networks.ActorAndCritic(ACTOR, CRITIC), env, num_learners=num_learners)
 
 
+GRADIENT = {"batch_size": 32, "learning_rate": 0.1, "optimizer": optax.sgd}
 LINEAR = networks.ActorAndCritic(networks.MLP(1, hidden=()), networks.QNetwork(hidden=()))
 
 
@@ -67,8 +68,10 @@ def test_a_saved_replay_is_kept_where_environments_begin_anew():
     algorithm, again = (make(env=ENV._replace(make=make_envs)) for _ in range(2))
     state, _ = algorithm.step(algorithm.init(0))
     algorithm.close()
-    begun = again.step.__self__.begin(again.restore(algorithm.save(state)).acting).collected
-    assert int(begun.replays[0].num_added) == int(state.acting.collected.replays[0].num_added) > 0
+    begun = again.step.__self__.begin(again.restore(algorithm.save(state)).acting)
+    assert int(begun.collected.replays[0].num_added) == int(state.acting.collected.replays[0].num_added) > 0
+    assert (int(begun.round), int(begun.beat)) == (0, 0) != (int(state.acting.round), int(state.acting.beat))
+    assert int(begun.draws) == int(state.acting.draws) > 0  # noise is not drawn twice
 
 
 def batch_of(n, seed=0):
@@ -95,19 +98,23 @@ def both(critics):
 
 
 @pytest.mark.slow
-def test_an_update_follows_the_mean_gradient_of_all_devices():
+@pytest.mark.parametrize(
+    ("settings", "size", "shape"), [(TD3(policy_delay=1, **GRADIENT), 1, (12, 1)), (SAC(**GRADIENT), 2, (12, 2, 1))]
+)
+def test_an_update_follows_the_mean_gradient_of_all_devices(settings, size, shape):
     """Devices have different numbers of valid transitions, by which their gradients count."""
-    options = {"policy_delay": 1, "learning_rate": 0.1, "optimizer": optax.sgd}
-    alone, state = bound(**options)
-    two = TD3(**(SMALL | options)).bind(LINEAR, ENV._replace(axis=Axis("devices", 2)))
+    network = networks.ActorAndCritic(networks.MLP(size, hidden=()), networks.QNetwork(hidden=()))
+    alone, two = (settings.bind(network, env) for env in (ENV, ENV._replace(axis=Axis("devices", 2))))
+    state = jax.jit(alone.init)(jax.random.key(0))[1]
     batch = batch_of(12)._replace(valid=np.arange(12) >= 5)  # one of six, and all six
-    noise = np.random.default_rng(5).standard_normal((12, 1)).astype(np.float32)
+    noise = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
     given = jax.tree.map(jnp.asarray, (batch, noise))
     whole = jax.jit(alone.update)(state, *given, jnp.float32(0))
     halves = jax.tree.map(lambda x: x.reshape(2, 6, *x.shape[1:]), given)
     update = jax.vmap(lambda batch, noise: two.update(state, batch, noise, jnp.float32(0)), axis_name="devices")
     parts = jax.jit(update)(*halves)
-    for found, wanted in zip(jax.tree.leaves(parts.params), jax.tree.leaves(whole.params), strict=True):
+    learned = lambda x: jax.tree.leaves((x.params, getattr(x, "log_temperature", ())))  # noqa: E731
+    for found, wanted in zip(learned(parts), learned(whole), strict=True):
         np.testing.assert_array_equal(found[0], found[1])
         np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-6)
 

@@ -10,6 +10,7 @@ import pytest
 
 from volvox import ES, Validation, evolve, networks, population
 from volvox.envs import atari, preprocessing
+from volvox.rollout import slots
 from volvox.rollout.behaviors import Last, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator
 from volvox.types import Population
@@ -96,7 +97,10 @@ def test_members_play_their_own_parameters():
 
 
 def test_long_members_start_first_and_makespan_is_counted(two_slots):
-    result, statistics = two_slots.evaluate(population_of(two_slots.code, 6, priority=jnp.arange(6.0)), 1)
+    members = population_of(two_slots.code, 6, priority=jnp.arange(6.0))
+    queue = slots.make_queue(members._replace(bases=()), jax.random.key(0), None, 1, 8)
+    np.testing.assert_array_equal(queue.member[:6], [5, 4, 3, 2, 1, 0])
+    result, statistics = two_slots.evaluate(members, 1)
     np.testing.assert_array_equal(result.lengths, 4)
     # Two slots, three episodes each, four steps and a reset step every time.
     assert statistics.makespan == 3 * (4 + 1)

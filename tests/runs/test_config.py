@@ -106,24 +106,27 @@ def test_parts_of_users_are_passed_in():
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "message"),
     [
-        {"function": "volvox.runs.train.os"},
-        {"type": "volvox.train", "run_dir": "canary"},
-        {"type": "numpy.memmap", "filename": "canary", "dtype": "uint8", "mode": "w+", "shape": [4]},
-        {"partial": {"function": "jax.numpy.save"}, "arguments": ["canary"], "keywords": {}},
-        {"type": "volvox.envs.gymnasium", "make_env": "canary:Canary-v0", "num_envs": 1},
-        {"type": "canary.Canary"},
-        {"type": "volvox.GA", "no_such_field": 1},
+        ({"function": "volvox.runs.train.os"}, "public name"),
+        ({"type": "volvox.train", "run_dir": "canary"}, "may not be called"),
+        (
+            {"type": "numpy.memmap", "filename": "canary", "dtype": "uint8", "mode": "w+", "shape": [4]},
+            "may not be called",
+        ),
+        ({"partial": {"function": "jax.numpy.save"}, "arguments": ["canary"], "keywords": {}}, "may not be called"),
+        ({"type": "volvox.envs.gymnasium", "make_env": "canary:Canary-v0", "num_envs": 1}, "import canary first"),
+        ({"type": "canary.Canary"}, "public name"),
+        ({"type": "volvox.GA", "no_such_field": 1}, "no_such_field"),
     ],
     ids=str,
 )
-def test_files_import_and_call_nothing_else(data, tmp_path, monkeypatch):
+def test_files_import_and_call_nothing_else(data, message, tmp_path, monkeypatch):
     """A module beside the run, which could be imported from the working directory, must not be executed."""
     (tmp_path / "canary.py").write_text("open('executed', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises(ValueError, match=message):
         from_json(data)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["canary.py"]
 

@@ -49,6 +49,7 @@ def test_the_best_trial_is_first_and_every_trial_is_a_run(tmp_path):
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > -0.3
     assert sweep.study.best_trial.number == sweep.trials[0]["trial"]
+    assert len({str(read_config(trial["run"])["key"]) for trial in sweep.trials}) == 4  # seeds
     for trial in sweep.trials:
         x, n = trial["settings"]["x"], trial["settings"]["n"]
         assert trial["score"] == pytest.approx(-((x - 0.5) ** 2) - (n - 2) ** 2)

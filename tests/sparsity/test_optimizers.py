@@ -274,7 +274,6 @@ def test_group_sparse_training_prunes_blocks_on_top_of_grouping():
         lambda: sparse(sparse(optax.sgd(1.0), Dynamic(sparsity=0.5)), Dynamic(sparsity=0.5)).init(params_of()),
         lambda: SPARSE.update(params_of(), SPARSE.init(params_of())),
         lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=4), dense=("Dense_9/kernel",)).init(params_of()),
-        lambda: sparse(optax.sgd(1.0), KeepNOfM(n=2, m=16)).init(params_of()),
         lambda: sparse(optax.sgd(1.0), Cubic(final_sparsity=0.5, begin=0, end=1)),
         lambda: sparse("adam", Dynamic(sparsity=0.5)),
         lambda: sparse(optax.sgd, KeepNOfM),
@@ -286,7 +285,6 @@ def test_group_sparse_training_prunes_blocks_on_top_of_grouping():
         lambda: Magnitude(schedule=0.5),
         lambda: Cubic(final_sparsity=0.5, begin=5, end=5),
         lambda: RewardAware(final_sparsity=0.5, initial_sparsity=0.6),
-        lambda: RewardAware(final_sparsity=0.5).advance((), jnp.int32(1), None),
         lambda: table({"a": jnp.zeros((4, 3))}, {"a": jnp.ones((4, 1, 2), bool)}),
         lambda: table({"a": jnp.zeros(3)}, {"b": jnp.ones((), bool)}),
         lambda: masks_of(optax.adam(1.0).init({"a": jnp.zeros(3)})),
@@ -295,3 +293,10 @@ def test_group_sparse_training_prunes_blocks_on_top_of_grouping():
 def test_bad_settings_and_parameters_are_refused(make):
     with pytest.raises((TypeError, ValueError)):
         make()
+
+
+def test_errors_of_kernels_and_schedules_name_the_cause():
+    with pytest.raises(ValueError, match="divide"):
+        sparse(optax.sgd(1.0), KeepNOfM(n=2, m=16)).init(params_of())
+    with pytest.raises(ValueError, match="mean return"):
+        RewardAware(final_sparsity=0.5).advance((), jnp.int32(1), None)
