@@ -71,11 +71,10 @@ def cost(sizes: list[int], slots: int, repeats: int) -> list[dict[str, Any]]:
         chunks = split(population, chunk_sizes(members, 2, slots), share_bases=True)
         moved = sum(len(pickle.dumps(chunk)) for chunk in chunks) / members
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        row = {"members": members, "seconds": seconds, "members_per_second": members / min(seconds)}
+        row = {"members": members, "seconds": seconds, "members_per_second": members / statistics.median(seconds)}
         found.append(row | {"bytes_sent_per_member": moved, "memory_mb": memory})
-        say(
-            f"{members:>8,} members: {members / min(seconds):>9,.0f} members/s, {moved:.0f} bytes each, {memory:.0f} MB"
-        )
+        rate = f"{row['members_per_second']:>9,.0f} members/s"
+        say(f"{members:>8,} members: {rate}, {moved:.0f} bytes each, {memory:.0f} MB")
     evaluator.close()
     return found[1:]
 

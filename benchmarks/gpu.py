@@ -115,6 +115,7 @@ def main() -> int:
     # In a process of its own, because a process that knows the GPU keeps some of its memory.
     describe = [sys.executable, "-c", "import json; from parts import machine; print(json.dumps(machine()))"]
     described = json.loads(subprocess.run(describe, cwd=HERE, check=True, capture_output=True, text=True).stdout)
+    described["made"]["command"] = sys.argv
     if "cpu" in described["device"].lower() and not options.dry_run:
         print("error: there is no GPU here; --dry-run tests the script without one", file=sys.stderr)
         return 2
@@ -123,7 +124,9 @@ def main() -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"dry_run": options.dry_run, **described, "parts": {}}
     if options.only and out.exists():
-        result["parts"] = json.loads(out.read_text())["parts"]
+        old = json.loads(out.read_text())
+        before = old["made"] if isinstance(old["made"], list) else [old["made"]]
+        result |= {"parts": old["parts"], "made": [*before, result["made"]]}
     with tempfile.TemporaryDirectory() as programs:
         # Peers share the GPU with the process that measures them.
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

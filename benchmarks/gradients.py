@@ -118,6 +118,8 @@ def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     if options.batch % options.micro_batch:
         raise SystemExit(f"--micro-batch {options.micro_batch} does not divide --batch {options.batch}")
+    if options.peers and options.size == "nature":
+        raise SystemExit("PyTorch has the networks of GA3C alone: give --size small or large with --peers")
     show(measure(options) | {"settings": dataclasses.asdict(options), **machine()}, options.json)
 
 

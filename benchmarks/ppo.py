@@ -87,17 +87,17 @@ def difference(module: Any, env: vx.Env) -> float:
     frames = jax.random.randint(jax.random.key(1), (256, *env.spec.observation_shape), 0, 256).astype(jnp.uint8)
     params = module.init(jax.random.key(0), frames)
     single = module.clone(torso=module.torso.clone(dtype=None))
-    (logits, value), (single_logits, single_value) = (jax.jit(m.apply)(params, frames) for m in (module, single))
-    found, wanted = jnp.c_[logits, value], jnp.c_[single_logits, single_value]
+    outputs = [jax.tree.leaves(jax.jit(m.apply)(params, frames)) for m in (module, single)]
+    found, wanted = (jnp.concatenate([x.reshape(len(frames), -1) for x in each], axis=1) for each in outputs)
     return float(jnp.abs(found - wanted).max() / jnp.abs(wanted).max())
 
 
 class Loop:
     """The algorithm as `train` runs it, compilation not counted."""
 
-    def __init__(self, algorithm: vx.Algorithm, settings: vx.PPO | vx.PQN, env: vx.Env):
+    def __init__(self, algorithm: vx.Algorithm, settings: vx.PPO | vx.PQN, env: vx.Env, seed: int):
         self.algorithm, self.steps = algorithm, settings.segment_length * env.num_envs * settings.rounds_per_iteration
-        self.state = algorithm.init(jax.random.key(0))
+        self.state = algorithm.init(jax.random.key(seed))
         self.state, self.row = algorithm.step(self.state)
 
     def measure(self, seconds: float) -> float:
@@ -124,7 +124,7 @@ def measure(options: Options) -> dict[str, Any]:
     """All figures in one run."""
     env, module, settings = make(options)
     learner: Any = settings.bind(module, env)
-    loop = Loop(vx.learn(settings, module, env), settings, env)
+    loop = Loop(vx.learn(settings, module, env), settings, env, options.seed)
     parts, rates, peers, bounds, waits = options.seconds / 3, [], [], [], ("active", "passive")
     for _ in range(options.turns):
         rates.append(loop.measure(options.seconds))
@@ -161,6 +161,8 @@ def measure(options: Options) -> dict[str, Any]:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    if options.dtype != "float32" and options.preset == "mujoco":
+        raise SystemExit("--dtype is for images: leave it out with --preset mujoco")
     figures = measure(options) | {"settings": dataclasses.asdict(options), **machine()}
     show(figures, options.json)
 

@@ -160,10 +160,7 @@ def clusters(rollout: dict[str, Any], cost: dict[str, Any], strategies: dict[str
     """Hours of larger clusters of machines with 16 cores."""
     step = 1 / (rollout["stepped_per_s"] * 16 / rollout["cpus"])
     emulators = 1 / (rollout["env_steps_per_s"] * 16 / rollout["cpus"])
-    others = {
-        "driver": 1 / cost["results"][0]["members_per_second"],
-        "between": strategies["volvox_s"] / strategies["settings"]["generations"],
-    }
+    others = {"driver": 1 / cost["results"][0]["members_per_second"], "between": strategies["volvox_s"]}
     return {
         "16 cores": best(step, 1, **others),
         "720 cores": best(step, 45, **others),

@@ -111,7 +111,7 @@ def overhead(options: Options) -> dict[str, Any]:
 
             with tempfile.TemporaryDirectory() as folder:
                 limits = {"steps": steps, "metric": "update", "pruner": None, "progress": False}
-                vx.sweep(marked, RANGES, num_trials=options.trials + 2, run_dir=Path(folder) / "s", **limits)
+                vx.sweep(marked, RANGES, num_trials=options.trials + 3, run_dir=Path(folder) / "s", **limits)
             between = [after - before for before, after in itertools.pairwise(marks[2:])]
             durations[steps] = statistics.median(between)
         # One iteration of learning is part of the short trial.

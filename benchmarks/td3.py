@@ -236,6 +236,7 @@ def alone(made: tuple[Any, vx.networks.ActorAndCritic, vx.Env], state: Any) -> d
         return jax.lax.fori_loop(0, _ROUNDS, each_group, (collected, jnp.zeros((b, action))))[1]
 
     collected = jax.tree.map(jnp.copy, state.acting.collected)  # the run continues with its own
+    collected = collected._replace(credit=jnp.int32(2**30))  # so that each turn makes all its updates
     _, learning = learner.init(jax.random.key(0))
     updates = _ROUNDS // env.num_envs * env.num_envs
     return {

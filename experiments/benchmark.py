@@ -65,7 +65,8 @@ mean returns of 20 episodes with the likeliest actions. "Final" is the mean of t
 "area" the mean of all. "Runs" are those of volvox and of the reference. Intervals are Student's 95% intervals over
 runs. The reference has the same settings. "As the reference" is "no" if final score or area is significantly lower
 (Welch's t-test, p < 0.05, not corrected for the number of rows), otherwise "better" if one of them is significantly
-higher, otherwise "yes". Fewer than three runs have no verdict.
+higher, otherwise "yes". Fewer than three runs have no verdict. In the hard maze, a score is minus the smallest distance
+to the goal that any member has reached so far.
 
 ![learning curves]({size}.png)
 
@@ -483,7 +484,8 @@ def compare(row: Row, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         scores[side] = {"area": curves.mean(axis=1), "final": curves[:, -2:].mean(axis=1)}
         found[side] = {name: interval(values) for name, values in scores[side].items()}
         found[side] |= {"returns": curves.round(2).tolist(), "seconds": [one["seconds"] for one in runs[side]]}
-        found[side] |= {"settings": runs[side][0]["settings"], "commit": runs[side][0]["commit"]}
+        found[side] |= {"settings": runs[side][0]["settings"]}
+        found[side] |= {name: [one[name] for one in runs[side]] for name in ("commit", "hardware", "date")}
         found[side]["seeds"] = [one["settings"]["seed"] for one in runs[side]]
     ours, theirs = (scores[side] for side in SIDES)
     found["p_values"] = {name: p_value(ours[name], theirs[name]) for name in ours}
@@ -554,7 +556,7 @@ def draw(options: Draw) -> int:
             rows[row.name] = compare(row, runs)
     if not rows:
         raise ValueError(f"{options.run_dir} has no row with two complete runs of each side; run some first.")
-    about = {"episodes": NUM_EPISODES, "reference": REFERENCE, "versions": versions(), **hardware_and_date()}
+    about = {"episodes": NUM_EPISODES, "reference": REFERENCE, "versions": versions()}
     options.out.mkdir(parents=True, exist_ok=True)
     write_file(options.out / f"{options.size}.json", json.dumps({**about, "rows": rows}) + "\n")
     write_file(options.out / f"{options.size}.md", ABOUT.format(size=options.size, table="\n".join(lines(rows))))

@@ -288,7 +288,7 @@ def learned(study: Study, variant: str, run_dir: Path) -> dict[str, Any]:
     rows = [run.metrics[i] for i in ends]
     curves = {"evaluated": "evaluation_mean_each", "training": "training_mean_each"}
     found: dict[str, Any] = {name: [row.get(metric) for row in rows] for name, metric in curves.items()}
-    found |= {"timesteps": [row["timesteps"] for row in rows], "commit": revision()}
+    found |= {"timesteps": [row["timesteps"] for row in rows], "commit": revision(), **hardware_and_date()}
     return found | {"settings": to_json(study.variants[variant])}
 
 
@@ -316,7 +316,9 @@ def main() -> int:
     options = tyro.cli(Options, description=__doc__)
     study, path = STUDIES[options.study], options.out / f"{options.study}.json"
     variants = json.loads(path.read_text())["variants"] if path.exists() else {}
-    for name in study.variants:
+    for name, settings in study.variants.items():
+        if name in variants and variants[name]["settings"] != to_json(settings):
+            raise ValueError(f"{path} has {name!r} with other settings; remove it, or give another --out.")
         if name in variants or not all(word in name for word in options.only):
             continue
         folder = run_path(options.run_dir) / options.study / name.replace(", ", "_").replace(" ", "-")
@@ -324,7 +326,7 @@ def main() -> int:
         print(name, shown(variants[name]["evaluated"][-1] or variants[name]["training"][-1]), flush=True)
         variants = {known: variants[known] for known in study.variants if known in variants}
         options.out.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps({"versions": versions(), **hardware_and_date(), "variants": variants}) + "\n")
+        write_file(path, json.dumps({"versions": versions(), "variants": variants}) + "\n")
     print("\n".join(lines(study, variants)))
     return 0
 

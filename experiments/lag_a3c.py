@@ -97,9 +97,11 @@ def learned(algorithm: vx.Algorithm, settings: Settings, folder: Path, seed: int
         algorithm.close()
     if run.interrupted:
         raise SystemExit(run.exit_code)
+    if "training_mean" not in run.metrics[-1]:
+        raise ValueError(f"frames={settings.frames} are too few: no episode has ended; give more.")
     curve = {name: [row.get(name) for row in run.metrics] for name in ("frames", "training_mean")}
     last = run.metrics[-1]
-    return {"return": last.get("training_mean"), **curve, "lag_max": last["lag_max"], "seconds": last["seconds"]}
+    return {"return": last["training_mean"], **curve, "lag_max": last["lag_max"], "seconds": last["seconds"]}
 
 
 def draw(settings: Settings, runs: dict[str, dict[str, list[dict[str, Any]]]]) -> Figure:

@@ -130,8 +130,8 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
         )
     except _Refused as error:
         raise ValueError(*error.args) from error
-    run, preset = settings.run, presets[words[0]][1].run
-    given = [name for name in ("frames", "timesteps") if getattr(run, name) not in (None, getattr(preset, name))]
+    flags, run = {word.partition("=")[0] for word in words}, settings.run
+    given = [name for name in ("frames", "timesteps") if f"--{name}" in flags and getattr(run, name) is not None]
     replaced = {"frames": "timesteps", "timesteps": "frames"}[given[0]] if len(given) == 1 else None
     return settings if replaced is None else changed(settings, {replaced: None})
 
@@ -333,6 +333,8 @@ def _train(make: Make, settings: Any, sampled: bool, seed: int, run_dir: str) ->
     if not flags.resume:
         check_unused(run_dir)  # making the algorithm may take a while
     algorithm, asked = make(changed(settings, _tuned(make, settings)))
+    if flags.log and algorithm.log is None:
+        raise ValueError("--log is for populations; leave it out.")
     before = read_metrics(folder / METRICS)[: max(steps_of(folder / CHECKPOINTS), default=0)]  # later ones are dropped
     seconds, steps = None if flags.minutes is None else 60 * flags.minutes - spent(before), asked
     if seconds is not None and seconds <= 0:

@@ -136,6 +136,8 @@ class Settings:
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
+    if unknown := set(settings.only) - {*LINEAGES, *TRAINED}:
+        raise ValueError(f"--only {min(unknown)}: choose from {', '.join((*LINEAGES, *TRAINED))}")
     for name in settings.only or (*LINEAGES, *TRAINED):
         run, origin = (TRAINED[name](), None) if name in TRAINED else committed(ROOT / "results" / LINEAGES[name])
         path = run.publish(AGENTS / name, origin=origin, num_episodes=settings.episodes)

@@ -115,7 +115,7 @@ class MinAtarTorso(BaseFeaturesExtractor):
 
 
 def make_envs(job: dict[str, Any], num_envs: int, seed: int, *, training: bool) -> VecEnv:
-    """Makes environments. On Atari, only training environments clip rewards and end at a lost life."""
+    """Makes environments. Games of Atari begin anew at a lost life, with FIRE; in training, rewards are clipped."""
     task = job["task"]
     if job["network"] == "minatar":
         return GymnaxEnvs(task, num_envs, seed)
@@ -123,20 +123,21 @@ def make_envs(job: dict[str, Any], num_envs: int, seed: int, *, training: bool) 
         import ale_py  # has the games of Atari
 
         gym.register_envs(ale_py)
-        options = {"clip_reward": training, "terminal_on_life_loss": training}
+        options = {"clip_reward": training}
         return VecFrameStack(make_atari_env(task, num_envs, seed, wrapper_kwargs=options), 4)
     return make_vec_env(task, num_envs, seed)
 
 
 def evaluate(model: Any, envs: VecEnv) -> float:
-    """Returns the mean return of the first episode of each environment, by likeliest actions."""
+    """Returns the mean return of the first episode or game of each environment, by likeliest actions."""
     normalizer, observation = model.get_vec_normalize_env(), envs.reset()
     returns, done = np.zeros(envs.num_envs), np.zeros(envs.num_envs, bool)
     while not done.all():
         observation = normalizer.normalize_obs(observation) if normalizer is not None else observation
-        observation, reward, ended, _ = envs.step(model.predict(observation, deterministic=True)[0])
+        observation, reward, ended, infos = envs.step(model.predict(observation, deterministic=True)[0])
         returns += np.where(done, 0.0, reward)
-        done |= ended
+        # `Monitor` adds "episode" at the end of a game of Atari, and not at a lost life.
+        done |= ended & np.array(["lives" not in info or "episode" in info for info in infos])
     return float(returns.mean())
 
 
@@ -182,8 +183,9 @@ def main() -> None:
     elif job["network"] == "minatar":
         policy_kwargs = {"net_arch": [], "activation_fn": nn.ReLU, "features_extractor_class": MinAtarTorso}
     if job["anneal"]:
-        rate = settings["learning_rate"]
-        settings["learning_rate"] = lambda remaining: rate * remaining
+        # As in volvox, the first round has the whole rate. Stable-Baselines3 reduces it before the round's updates.
+        rate, first = settings["learning_rate"], job["num_envs"] * settings["n_steps"] / job["timesteps"]
+        settings["learning_rate"] = lambda remaining: rate * min(max(remaining + first, 0.0), 1.0)
     if "action_noise" in settings:
         size = envs.action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, settings["action_noise"]))

@@ -22,7 +22,7 @@ def row(module):
 def made_up(levels, *, seconds=1.0):
     """Runs whose curves rise linearly to `levels`."""
     timesteps = np.linspace(10, 410, 21)
-    about = {"seconds": seconds, "commit": None, "timesteps": timesteps.tolist()}
+    about = {"seconds": seconds, "commit": "", "hardware": "", "date": "", "timesteps": timesteps.tolist()}
     return [
         {"returns": (level * timesteps / 400).tolist(), "settings": {"seed": seed}, **about}
         for seed, level in enumerate(levels)
