@@ -18,7 +18,6 @@ ENVS = {
     "mujoco-ends": lambda: envs.mujoco("Hopper", num_envs=3),
     "frozen-lake": lambda: envs.envpool("FrozenLake-v1", num_envs=3),
     "countdown-opening": lambda: opening(probes.countdown(low=4, num_envs=3, max_episode_steps=6), (0, 1)),
-    "countdown": lambda: probes.countdown(num_envs=3, max_episode_steps=6),
     "target": lambda: probes.target(num_envs=3),
 }
 

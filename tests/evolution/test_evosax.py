@@ -12,8 +12,7 @@ from evosax import algorithms
 from jax.flatten_util import ravel_pytree
 
 import volvox as vx
-from volvox import Validation, networks, play, population
-from volvox.envs import cartpole
+from volvox import Validation, networks, population
 from volvox.evolution import Evosax
 from volvox.types import Evaluation
 
@@ -125,15 +124,3 @@ def test_bad_arguments_are_refused():
         Evosax(algorithms.SNES(8, jnp.zeros(3)), population_size=8)
     with pytest.raises(ValueError, match="low-rank"):
         vx.evolve(wrapped("CMA_ES"), NET, ENV, noise=population.LowRank())
-
-
-@pytest.mark.slow
-def test_cma_es_balances_the_pole():
-    strategy = Evosax(algorithms.CMA_ES, population_size=32, params={"std_init": 0.5})
-    env = cartpole(num_envs=32, groups=2)
-    algorithm = vx.evolve(strategy, networks.MLP(2, hidden=(8,)), env)
-    state = algorithm.init(0)
-    for _ in range(20):
-        state, row = algorithm.step(state)
-    assert row["elite_score"] == 500
-    assert play(env, algorithm.policy, algorithm.variables(state), num_episodes=30).mean == 500

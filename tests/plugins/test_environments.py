@@ -35,7 +35,3 @@ def test_an_environment_trains_resumes_and_is_loaded(make_env, tmp_path):
     assert len(resumed.metrics) == 3
     if make_env is catching:  # learners begin new episodes in environments of Gymnasium, whose state cannot be saved
         jax.tree.map(np.testing.assert_array_equal, resumed.variables(), straight.variables())
-
-
-def test_an_environment_passes_the_check():
-    vx.testing.check_env(catching())
