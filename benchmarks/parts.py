@@ -31,8 +31,7 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
         if spec.num_actions is None:
             assert spec.action_low is not None
             assert spec.action_high is not None
-            (size,) = spec.action_shape or (0,)
-            each = (spread[:, None] + 3 * jnp.arange(size)) % 11 / 10
+            each = (spread[:, None] + 3 * jnp.arange(spec.num_outputs)) % 11 / 10
             return carry + 1, spec.action_low + each * (spec.action_high - spec.action_low)
         return carry + 1, spread % spec.num_actions
 

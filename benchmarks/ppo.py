@@ -52,9 +52,8 @@ def make(options: Options) -> tuple[vx.Env, Any, vx.PPO | vx.PQN]:
     changes = {"lag": options.lag, "micro_batch": options.micro_batch, "anneal_timesteps": None}
     if options.preset == "mujoco":
         env = vx.envs.mujoco(options.task, **sizes)
-        (size,) = env.spec.action_shape or (0,)
         settings = dataclasses.replace(vx.PPO.mujoco(), rounds_per_iteration=1, **changes)
-        return env, vx.networks.GaussianMLP(size), settings
+        return env, vx.networks.GaussianMLP(env.spec.num_outputs), settings
     env = vx.envs.atari(options.task, **sizes)
     pqn, dtype = options.preset == "pqn", None if options.dtype == "float32" else jnp.dtype(options.dtype)
     torso = vx.networks.NatureTorso(dtype=dtype, layer_norm=pqn)

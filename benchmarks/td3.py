@@ -152,7 +152,7 @@ def setup(options: Options, way: str = "dense") -> tuple[Any, vx.networks.ActorA
     Masks change as often as in `experiments/group_sparse.py`.
     """
     env = vx.envs.mujoco(options.task, num_envs=options.num_envs, groups=options.groups)
-    (action,) = env.spec.action_shape or (0,)
+    action = env.spec.num_outputs
     hidden, kind = (options.width, options.width), vx.TD3 if options.learner == "td3" else vx.SAC
     networks = vx.networks.ActorAndCritic.mlp(action, hidden, gaussian=kind is vx.SAC)
     sizes: Any = {"random_timesteps": 1_000, "replay_size": 100_000, "timesteps_per_iteration": 1_000}
@@ -204,7 +204,7 @@ def alone(made: tuple[Any, vx.networks.ActorAndCritic, vx.Env], state: Any) -> d
     """The loop's two halves, each by itself in a compiled loop: actions a second, and updates from a run's replays."""
     settings, networks, env = made
     settings = dataclasses.replace(settings, random_timesteps=0)
-    (action,) = env.spec.action_shape or (0,)
+    action = env.spec.num_outputs
     learner: Any = settings.bind(networks, env)
     b = env.num_envs // env.num_groups
 

@@ -118,8 +118,7 @@ PRESETS = {
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
     """Returns the algorithm and its number of generations; raises ValueError for bad settings."""
     env = settings.env.make()
-    size = env.spec.num_actions or (env.spec.action_shape or (0,))[0]
-    network = vx.networks.MLP(size, hidden=settings.population.hidden)
+    network = vx.networks.MLP(env.spec.num_outputs, hidden=settings.population.hidden)
     population, validation = settings.population, settings.validation
     return vx.evolve(population.strategy(), network, env, validation=validation), population.generations
 

@@ -323,11 +323,9 @@ def make_algorithm(row: Row) -> vx.Algorithm:
         if row.network != "mlp":
             torso = MinAtarTorso() if row.network == "minatar" else vx.networks.NatureTorso()
             network = vx.networks.ActorCritic(size, torso)
-        elif env.spec.num_actions is None:
-            (components,) = env.spec.action_shape or (0,)
-            network = vx.networks.GaussianMLP(components, row.hidden)
         else:
-            network = vx.networks.CategoricalMLP(size, row.hidden)
+            kind = vx.networks.GaussianMLP if env.spec.continuous else vx.networks.CategoricalMLP
+            network = kind(size, row.hidden)
     evaluation: Any = {"num_evaluation_episodes": NUM_EPISODES, "num_evaluation_envs": NUM_EPISODES}
     return vx.learn(learner, network, env, evaluate_every=every, **evaluation)
 

@@ -75,8 +75,7 @@ def categorical(env: vx.Env, variant: str) -> nn.Module:
 def gaussian(env: vx.Env, variant: str) -> nn.Module:
     """Returns the network of PPO and A3C for few numbers and continuous actions."""
     del variant
-    (components,) = env.spec.action_shape or (0,)
-    return vx.networks.GaussianMLP(components)
+    return vx.networks.GaussianMLP(env.spec.num_outputs)
 
 
 def values(env: vx.Env, variant: str) -> nn.Module:

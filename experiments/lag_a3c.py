@@ -63,7 +63,6 @@ class Settings:
 def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
     """The actor-critic of one lag. Raises ValueError for bad settings."""
     env = vx.envs.mujoco(settings.task, num_envs=settings.num_envs, groups=2)
-    (components,) = env.spec.action_shape or (0,)
     learner = dataclasses.replace(
         vx.A3C.mujoco(),
         lag=lag,
@@ -76,7 +75,7 @@ def make_algorithm(settings: Settings, lag: int, vtrace: bool) -> vx.Algorithm:
     if updates < 1 or updates * settings.iterations < 2 * lag:
         raise ValueError(f"frames={settings.frames} are too few for iterations={settings.iterations} and lag={lag}")
     learner = dataclasses.replace(learner, updates_per_iteration=updates)
-    return vx.learn(learner, vx.networks.GaussianMLP(components), env)
+    return vx.learn(learner, vx.networks.GaussianMLP(env.spec.num_outputs), env)
 
 
 def learned(algorithm: vx.Algorithm, settings: Settings, folder: Path, seed: int) -> dict[str, Any]:

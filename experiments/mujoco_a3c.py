@@ -35,8 +35,7 @@ PRESETS = {"mujoco": ("Unclipped rewards, no entropy bonus, shorter traces.", Se
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     """The algorithm, which timesteps end; every bad setting is refused here."""
     env = settings.env.make()
-    (num_components,) = env.spec.action_shape or (0,)
-    network = vx.networks.GaussianMLP(num_components, settings.hidden)
+    network = vx.networks.GaussianMLP(env.spec.num_outputs, settings.hidden)
     return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 
 

@@ -36,8 +36,7 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     """The algorithm, which timesteps end; every bad setting is refused here."""
     env = settings.env.make()
     annealed(settings.learner, settings.run, env, settings.learning.num_learners)
-    (size,) = env.spec.action_shape or (0,)
-    network = vx.networks.GaussianMLP(size, settings.hidden)
+    network = vx.networks.GaussianMLP(env.spec.num_outputs, settings.hidden)
     return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 
 

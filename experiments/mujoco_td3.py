@@ -42,9 +42,8 @@ def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     if timesteps is not None and timesteps <= random:
         raise ValueError(f"timesteps={timesteps}: nothing is learned from random_timesteps={random}; give more.")
     env = settings.env.make()
-    (size,) = env.spec.action_shape or (0,)
     networks = vx.networks.ActorAndCritic.mlp(
-        size,
+        env.spec.num_outputs,
         settings.hidden,
         vx.networks.NextObservationNetwork() if settings.representation else None,
         gaussian=isinstance(settings.learner, vx.SAC),
