@@ -193,7 +193,8 @@ def measure(options: Options) -> dict:
     """All figures in one run."""
     figures: dict = {}
     if options.naive_batches * options.num_envs > options.population:
-        raise SystemExit("--naive-batches times --num-envs are more than --population")
+        needed = options.naive_batches * options.num_envs
+        raise SystemExit(f"plain vmap needs {needed} members: give a larger --population or fewer --naive-batches")
     if options.memory:  # in another process, before anything else is in memory
         command = [sys.executable, __file__, "--peak-of", "1000", "--num-envs", str(options.num_envs), "--json"]
         command += ["--game", options.game, "--network", options.network, "--groups", str(options.groups)]

@@ -314,7 +314,9 @@ def shown(values: list[float] | None) -> str:
 def main() -> int:
     options = tyro.cli(Options, description=__doc__)
     study, path = STUDIES[options.study], options.out / f"{options.study}.json"
-    variants = json.loads(path.read_text())["variants"] if path.exists() else {}
+    kept = json.loads(path.read_text()) if path.exists() else {"variants": {}}
+    about = {name: kept[name] for name in ("hardware", "date") if name in kept}  # of all variants, in older files
+    variants = {name: about | found for name, found in kept["variants"].items()}
     for name, settings in study.variants.items():
         if name in variants and variants[name]["settings"] != to_json(settings):
             raise ValueError(f"{path} has {name!r} with other settings; remove it, or give another --out.")

@@ -115,7 +115,7 @@ class MinAtarTorso(BaseFeaturesExtractor):
 
 
 def make_envs(job: dict[str, Any], num_envs: int, seed: int, *, training: bool) -> VecEnv:
-    """Makes environments. Games of Atari begin anew at a lost life, with FIRE; in training, rewards are clipped."""
+    """Makes environments. On Atari, lost lives end episodes, FIRE begins them, and only training clips rewards."""
     task = job["task"]
     if job["network"] == "minatar":
         return GymnaxEnvs(task, num_envs, seed)
@@ -144,9 +144,9 @@ def evaluate(model: Any, envs: VecEnv) -> float:
 class Evaluations(BaseCallback):
     """Evaluates between an update and the next rollout."""
 
-    def __init__(self, envs: VecEnv, every: int):
+    def __init__(self, job: dict[str, Any]):
         super().__init__()
-        self.envs, self.every = envs, every
+        self.job, self.every, self.envs = job, job["every"], None
         self.timesteps: list[int] = []
         self.returns: list[float] = []
         self.seconds = 0.0
@@ -159,7 +159,13 @@ class Evaluations(BaseCallback):
         """Adds an evaluation."""
         began = time.perf_counter()
         self.timesteps.append(model.num_timesteps)
+        if self.envs is None:
+            seed = self.job["seed"] + 1_003 * len(self.timesteps)
+            self.envs = make_envs(self.job, self.job["episodes"], seed, training=False)
         self.returns.append(evaluate(model, self.envs))
+        if self.job["network"] == "nature":  # a game of Atari cannot be reset before its end
+            self.envs.close()
+            self.envs = None
         self.seconds += time.perf_counter() - began
 
     def _on_step(self) -> bool:
@@ -191,7 +197,7 @@ def main() -> None:
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, settings["action_noise"]))
     make = getattr(stable_baselines3, job["algorithm"])
     model = make(policy, envs, policy_kwargs=policy_kwargs, seed=job["seed"], device="cpu", **settings)
-    evaluations = Evaluations(make_envs(job, job["episodes"], job["seed"] + 1_003, training=False), job["every"])
+    evaluations = Evaluations(job)
     began = time.perf_counter()
     model.learn(job["timesteps"], callback=evaluations)
     seconds = time.perf_counter() - began - evaluations.seconds

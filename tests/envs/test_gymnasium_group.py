@@ -144,10 +144,7 @@ def test_workers_know_names_of_the_main_program_and_share_any_dtype():
 
 
 def test_info_may_differ_between_environments_and_timesteps():
-    """Gymnasium would batch it, and fail: None beside a number, arrays of two shapes, a dict beside a number.
-
-    A reward may be an array of one element.
-    """
+    """Gymnasium would batch it, and fail: None beside a number, arrays of two shapes, a dict beside a number."""
     various = [{"a": 1, "b": np.zeros(2), "c": {}}, {"a": None, "b": np.zeros(3), "c": 0.5}]
 
     class Various(counter()):
@@ -155,8 +152,7 @@ def test_info_may_differ_between_environments_and_timesteps():
             return super().reset(seed=seed, options=options)[0], various[int(self.np_random.uniform() < 0.5)]
 
         def step(self, action):
-            observation, reward, *ends = super().step(action)[:4]
-            return observation, np.array([reward]), *ends, various[int(self.np_random.uniform() < 0.5)]
+            return *super().step(action)[:4], various[int(self.np_random.uniform() < 0.5)]
 
     (group,) = envs.gymnasium(Various, num_envs=8, **LIMIT).make(0)
     state, rewards = group.init(), []
@@ -167,6 +163,19 @@ def test_info_may_differ_between_environments_and_timesteps():
     group.close()
     # An episode of two timesteps, and one of five.
     np.testing.assert_array_equal(rewards, np.tile([0, 10, 20, 0, 10, 20, 30, 40], (8, 1)).T)
+
+
+def test_rewards_and_ends_may_be_arrays_of_one_element(drive):
+    class Arrays(counter()):
+        def step(self, action):
+            observation, *fields, info = super().step(action)
+            return observation, *(np.array([field]) for field in fields), info
+
+    (group,), (plain,) = (envs.gymnasium(make, num_envs=3, **LIMIT).make(0) for make in (Arrays, counter()))
+    found, wanted = (drive(each, np.zeros((8, 3), np.int32)) for each in (group, plain))
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    group.close()
+    plain.close()
 
 
 def echo(action_space, observation_space):

@@ -78,3 +78,17 @@ def test_the_mode_is_the_likeliest_action():
     np.testing.assert_array_equal(Gaussian((2, 2)).mode(output), np.float32([[[0.5, -1.0], [0.3, 2.0]]]))
     family, action = Gaussian((2, 2)), Gaussian((2, 2)).mode(output)
     assert family.log_prob(output, action) > family.log_prob(output, action + 0.1)
+
+
+def test_choices_that_cannot_be_made_are_left_out():
+    family, output, mask = Categorical(4), np.float32([1.0, -2.0, 0.5, 3.0]), np.array([True, True, False, True])
+
+    @jax.jit
+    def entropy(output):
+        return family.entropy(jnp.where(mask, output, -jnp.inf))
+
+    kept = np.exp(output[mask]) / np.exp(output[mask]).sum()
+    np.testing.assert_allclose(entropy(output), -(kept * np.log(kept)).sum(), rtol=1e-6)
+    gradient = jax.jit(jax.grad(entropy))(output)
+    np.testing.assert_allclose(gradient[mask], jax.jit(jax.grad(Categorical(3).entropy))(output[mask]), rtol=1e-5)
+    assert gradient[2] == 0

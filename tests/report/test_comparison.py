@@ -12,7 +12,8 @@ from volvox.report.comparison import find_runs, parse_methods
 
 PONG, BREAKOUT = ({"type": "volvox.envs.atari", "game": game, "num_envs": 8} for game in ("Pong", "Breakout"))
 LAMP, DOOR = (
-    {"type": "volvox.envs.gymnasium", "make_env": {"function": f"__main__.{name}"}} for name in ("Lamp", "Door")
+    {"type": "volvox.envs.gymnasium", "make_env": make}
+    for make in ({"function": "__main__.Lamp"}, {"partial": {"function": "__main__.Door"}, "arguments": []})
 )
 
 

@@ -292,7 +292,7 @@ def environment_keys(key: Any, index: Any, num_envs: int) -> Any:
 
 
 def _group_size(num_envs: object, num_groups: object) -> int:
-    """Returns the size of each of `num_groups` equal groups; raises ValueError if there is none."""
+    """Returns the size of each of `num_groups` equal groups; raises ValueError if they cannot be equal."""
     total = integer("num_envs", num_envs, low=1)
     groups = integer("groups", num_groups, low=1)
     if total % groups:

@@ -345,7 +345,7 @@ def _with_traceback(function: Callable[..., Any], *args: Any, **options: Any) ->
 
 
 def spec_fields(name: str, observation_space: spaces.Space, action_space: spaces.Space) -> dict[str, Any]:
-    """Returns the fields of `EnvSpec` on observations and actions; raises ValueError for other spaces."""
+    """Returns the fields of `EnvSpec` for two spaces; raises ValueError for spaces that are not supported."""
     arrays = _array_spaces(name, observation_space)
     return {
         "observation_shape": jax.tree.map(lambda space: tuple(space.shape), arrays),

@@ -172,6 +172,7 @@ class OffPolicy(Learner):
         """Updates the field `name` of the parameters by the gradient of its loss; returns the new state.
 
         `loss` is (part, *args, batch) -> (loss, metrics), and `state` (parameters, states of the optimiser, metrics).
+        `step` is the number of this update, from 1.
         """
         params, optimizer, gathered = state
         part, kept = getattr(params, name), getattr(optimizer, name)

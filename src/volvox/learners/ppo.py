@@ -303,7 +303,8 @@ class Epochs(OnPolicy):
     ) -> tuple[Array, Metrics]:
         """Returns the share of a micro-batch `[L, N, ...]` in the loss of a minibatch, and metrics.
 
-        The minibatch has `num_valid` valid timesteps on all devices; `update` updates have been made.
+        `advantage` `[L, N]` is as `normalized` returns it, and `target` `[L, N]` are λ-returns. The minibatch has
+        `num_valid` valid timesteps on all devices; `update` updates have been made.
         """
         raise NotImplementedError
 

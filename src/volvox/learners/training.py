@@ -182,7 +182,7 @@ def learn(
     acting = jax.eval_shape(run.begin, state.acting)  # with the segments, which the state leaves out
     # Twice, because an iteration works on a copy of the state.
     sizes = {"replay and segments": 2 * size_of(acting), "parameters and optimizer": 2 * size_of(state.learning)}
-    remedy = "use a smaller replay (replay_size), fewer environments or smaller networks"
+    remedy = "use a smaller replay (replay_size), shorter segments, fewer environments or smaller networks"
     number, needed = run.num_learners, sum(sizes.values())
     check_memory(sizes, remedy, each=("learners", number, -(-needed // number)) if number > 1 else None)
     saved_arguments: dict[str, Any] = {"network": network, "env": env.config, "num_learners": num_learners}

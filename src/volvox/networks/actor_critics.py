@@ -222,7 +222,7 @@ class CategoricalMLP(nn.Module):
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.
 
-    The other attributes are those of `GaussianMLP`.
+    The attributes from `hidden` on are those of `GaussianMLP`.
     """
 
     num_outputs: int

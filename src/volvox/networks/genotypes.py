@@ -68,17 +68,18 @@ def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray 
         apply = partial(apply_module, module)
         low_rank = low_rank_kernels(apply, params, observations(spec))
         return genotype_from_functions(init, apply, spec, initial_std=initial_std, low_rank=low_rank, config=module)
-    frames, wanted = (spec.split_mask(x)[0] for x in (reference, spec.observation))
-    frames = jax.tree.map(np.asarray, frames)
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), frames)
-    if one != wanted or not (size := min(x.size and len(x) for x in jax.tree.leaves(frames))):
-        raise ValueError(f"the reference batch has observations {one}; {spec.name} needs at least one of {wanted}")
+    wanted = spec.split_mask(spec.observation)[0]
+    if not isinstance(wanted, jax.ShapeDtypeStruct):
+        raise ValueError(f"{spec.name} has several observations; a reference batch needs one array")
+    frames = np.asarray(spec.split_mask(reference)[0])
+    if frames.shape[1:] != wanted.shape or frames.dtype != wanted.dtype or not frames.size:
+        raise ValueError(f"the reference batch is {frames.dtype}{frames.shape}; {spec.name} needs R of {wanted}")
     if _REFERENCE not in variables:
         raise ValueError(f"{type(module).__name__} has no VirtualBatchNorm layer, so it needs no reference batch")
 
     def prepare(params: ArrayTree) -> ArrayTree:
         # The barrier keeps XLA from folding the batch into larger constants at compile time.
-        batch = jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, frames))
+        batch = jax.lax.optimization_barrier(jnp.asarray(frames))
         _, statistics = apply_module(module, params, batch, mutable=_REFERENCE)
         return {"params": params, **statistics}
 
@@ -93,7 +94,7 @@ def genotype(module: nn.Module, spec: EnvSpec, *, reference: Array | np.ndarray 
         prepare=prepare,
         initial_std=initial_std,
         low_rank=low_rank_kernels(prepare, params),
-        config={"type": "volvox.networks.genotype", "module": module, "reference": size},
+        config={"type": "volvox.networks.genotype", "module": module, "reference": len(frames)},
     )
 
 

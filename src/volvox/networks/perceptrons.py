@@ -82,7 +82,7 @@ def flat(observation: ArrayTree) -> Array:
 class QNetwork(nn.Module):
     """A perceptron over an observation and an action.
 
-    Input: `[B, n]` and `[B, A]`. Output: `[B]`. Attributes are those of `MLP`.
+    Input: `[B, n]` and `[B, A]`. Output: `[B]`. Attributes are those of `MLP` except `num_outputs`.
     """
 
     hidden: tuple[int, ...] = (256, 256)

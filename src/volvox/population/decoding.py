@@ -130,7 +130,7 @@ def encoding(genotype: Genotype, noise: Noise) -> Encoding:
 def outline(genotype: Genotype, noise: Noise) -> Encoding:
     """Makes the encoding as shapes, without the noise's data, which may take seconds and gigabytes.
 
-    Its arrays are `jax.ShapeDtypeStruct`. Raises ValueError as `encoding` does, but for the table.
+    Its arrays are `jax.ShapeDtypeStruct`. Raises ValueError as `encoding` does, except for the table.
     """
     params = jax.eval_shape(genotype.policy.init, jax.random.key(0))
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
@@ -257,7 +257,7 @@ def member_params(encoding: Encoding, bases: ArrayTree, member: Member) -> Array
 
 @jax.jit
 def decode_many(encoding: Encoding, bases: ArrayTree, members: Member) -> ArrayTree:
-    """Computes the parameters of members `[N]`, one after the other, leaves `[N, ...]`; see `decode`."""
+    """Decodes members `[N]`, one after the other; returns parameters, leaves `[N, ...]`. See `decode`."""
     return jax.lax.map(lambda member: decode(encoding, bases, member), members)
 
 

@@ -144,7 +144,7 @@ def evaluation(carry: Carry, vectors: Array, queue: Queue, num_members: int, num
 
 
 def slot_variables(genotype: Genotype, encoding: Encoding, bases: ArrayTree, member: Member) -> ArrayTree:
-    """Computes the variables of a slot: those of its member, without the bases that members share (`with_bases`)."""
+    """Computes the variables of a slot: those of its member without the shared bases, which `with_bases` adds."""
     return without_bases(genotype.prepare(member_params(encoding, bases, member)))
 
 

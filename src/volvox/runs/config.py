@@ -214,7 +214,8 @@ def differences(saved: Any, current: Any, place: str = "algorithm") -> list[str]
             before, now = saved.get(key, defaults.get(key, _MISSING)), current.get(key, _MISSING)
             found += differences(before, now, f"{place}.{key}")
         return found
-    if isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current):
+    lists = isinstance(saved, list) and isinstance(current, list) and len(saved) == len(current)
+    if lists and all(isinstance(x, dict) for x in (*saved, *current)):
         pairs = enumerate(zip(saved, current, strict=True))
         return [line for i, pair in pairs for line in differences(*pair, f"{place}[{i}]")]
     if (saved == current and type(saved) is type(current)) or _name_the_same(saved, current):
