@@ -8,13 +8,12 @@ layers, a row each.
 
 import dataclasses
 import statistics
-import time
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import tyro
-from parts import machine, show
+from parts import in_turns, machine, show
 
 from volvox.ops.matmul import block_circulant, dense, to_dense
 
@@ -31,19 +30,6 @@ class Options:
     population: Annotated[int, Flag(help="different layers, a row each")] = 64
     repeats: int = 25
     json: Annotated[bool, Flag(help="print one JSON object")] = False
-
-
-def milliseconds(calls: dict[str, Any], repeats: int) -> dict[str, float]:
-    """Median of each call, the calls taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    for _ in range(repeats):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            times[name].append(1e3 * (time.perf_counter() - began))
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -73,7 +59,8 @@ def measure(options: Options) -> dict[str, Any]:
         figures[f"block{b}_bytes"] = w * w * 4 // b
         together = jax.jit(jax.vmap(lambda x, k, b=b: block_circulant(x, k, b)))
         calls[f"block{b}_population_ms"] = lambda b=b, together=together: together(rows, many[b])
-    figures |= milliseconds(calls, options.repeats)
+    times = in_turns(calls, options.repeats)
+    figures |= {name: statistics.median(values) for name, values in times.items()}
     for b in options.blocks:
         figures[f"population_speedup_b{b}"] = figures["dense_population_ms"] / figures[f"block{b}_population_ms"]
     return figures

@@ -12,7 +12,6 @@
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 import tyro
-from parts import machine, run_peer, show
+from parts import in_turns, machine, run_peer, show
 
 import volvox as vx
 from volvox.networks.interception import use_kernels
@@ -95,16 +94,9 @@ def measure(options: Options) -> dict[str, Any]:
         for ours, theirs in zip(jax.tree.leaves(call()), expected, strict=True):
             if not float(jnp.abs(ours - theirs).max()) <= 1e-3 * float(jnp.abs(theirs).max()):
                 raise SystemExit(f"{name} and lax give different gradients; no speed is reported")
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(options.repeats):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            times[name].append(time.perf_counter() - began)
-    figures: dict[str, Any] = {
-        f"{name}_per_s": options.batch / statistics.median(values) for name, values in times.items()
-    }
-    figures["volvox_per_s_range"] = [options.batch / max(times["volvox"]), options.batch / min(times["volvox"])]
+    rates = {name: [1e3 * options.batch / x for x in times] for name, times in in_turns(calls, options.repeats).items()}
+    figures: dict[str, Any] = {f"{name}_per_s": statistics.median(values) for name, values in rates.items()}
+    figures["volvox_per_s_range"] = [min(rates["volvox"]), max(rates["volvox"])]
     figures["speedup_vs_lax"] = figures["volvox_per_s"] / figures["lax_per_s"]
     figures["speedup_vs_lax_in_scan"] = figures["volvox_per_s"] / figures["lax_in_scan_per_s"]
     if options.peers:

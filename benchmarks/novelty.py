@@ -7,13 +7,12 @@ Beside it, in turns, the same written plainly: all distances, and `jax.lax.top_k
 
 import dataclasses
 import statistics
-import time
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import tyro
-from parts import machine, show
+from parts import in_turns, machine, show
 
 from volvox.evolution.novelty import novelty
 
@@ -52,12 +51,7 @@ def main() -> None:
     difference = float(jnp.abs(calls["volvox"]() - calls["plain"]()).max())
     if not difference < 1e-3:
         raise SystemExit(f"the two differ by {difference}; no speed is reported")
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(options.repeats):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            jax.block_until_ready(call())
-            times[name].append(1e3 * (time.perf_counter() - began))
+    times = in_turns(calls, options.repeats)
     median = {name: statistics.median(values) for name, values in times.items()}
     figures = {
         **{f"{name}_ms": value for name, value in median.items()},

@@ -59,6 +59,19 @@ def repeatedly(call, seconds: float) -> float:
     return calls / (time.perf_counter() - began)
 
 
+def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Returns the milliseconds of `repeats` calls of each function, which take turns after one untimed call."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        jax.block_until_ready(call())
+    for _ in range(repeats):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            times[name].append(1e3 * (time.perf_counter() - began))
+    return times
+
+
 def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
     """Timesteps per second of acting alone: forward passes and samples, inside one compiled loop."""
     b = env.num_envs // env.num_groups

@@ -16,14 +16,13 @@ Run `python benchmarks/population_forward.py`, or with `--json` for one JSON obj
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from parts import machine
+from parts import in_turns, machine
 
 from volvox.networks import DeepGA, genotype
 from volvox.ops.flat import num_parameters, unflatten
@@ -117,24 +116,11 @@ def check(ours: jax.Array, plain: jax.Array) -> float:
     return difference
 
 
-def measure(calls: dict[str, Callable[[], jax.Array]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each call, `repeats` of them, the variants taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return times
-
-
 def benchmark(num_networks: int, size: str, repeats: int) -> dict[str, Any]:
     """Run everything; JSON values."""
     calls = variants(num_networks, size)
     difference = check(calls["volvox"](), calls["naive_vmap"]())
-    times = measure(calls, repeats)
+    times = in_turns(calls, repeats)
     median = {name: statistics.median(values) for name, values in times.items()}
     return {
         "benchmark": "population_forward",
