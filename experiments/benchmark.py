@@ -256,6 +256,9 @@ def full_rows() -> tuple[Row, ...]:
         named = {"task": f"{task}-v5", "timesteps": 1_000_000}
         rows.append(Row(name=f"PPO mujoco, {task}", learner=ppo_mujoco, num_envs=1, **named))
         rows.append(Row(name=f"A3C mujoco, {task}", learner=a3c, num_envs=16, **named))
+    for task, score in {"Hopper": 2_310.0, "HalfCheetah": 9_635.0}.items():
+        named = {"task": f"{task}-v4", "timesteps": 300_000, "published": (score, "CleanRL, 1M timesteps")}
+        rows.append(Row(name=f"SAC, {task}", learner=vx.SAC(), num_envs=1, hidden=(256, 256), **named))
     for game, score in atari.items():
         named = {"task": game, "timesteps": 10_000_000, "network": "nature", "published": (score, "PPO, CleanRL")}
         rows.append(Row(name=f"PPO atari, {game}", learner=ppo_atari, num_envs=8, **named))
