@@ -192,8 +192,7 @@ def peak(options: Options) -> dict:
 def measure(options: Options) -> dict:
     """All figures in one run."""
     figures: dict = {}
-    if options.naive_batches * options.num_envs > options.population:
-        needed = options.naive_batches * options.num_envs
+    if (needed := options.naive_batches * options.num_envs) > options.population:
         raise SystemExit(f"plain vmap needs {needed} members: give a larger --population or fewer --naive-batches")
     if options.memory:  # in another process, before anything else is in memory
         command = [sys.executable, __file__, "--peak-of", "1000", "--num-envs", str(options.num_envs), "--json"]

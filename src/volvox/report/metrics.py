@@ -51,8 +51,10 @@ def atari_scores(env_config: Any) -> Mapping[str, float]:
 def of_learner(rows: Sequence[Mapping[str, Any]], i: int) -> list[dict[str, Any]]:
     """Returns the rows of one of several learners: its own metrics, its share of frames, and no metrics of all."""
     number = num_learners(rows)
-    of_all: tuple[str, ...] = ("evaluation_best", "evaluation_standard_error", "evaluation_frames", "episodes")
-    of_all += ("frames_per_second", "predictions_per_second")
+    of_all = (
+        *("evaluation_best", "evaluation_standard_error", "evaluation_frames"),
+        *("episodes", "frames_per_second", "predictions_per_second"),
+    )
     return [
         {name: value for name, value in row.items() if not name.endswith(EACH) and not name.startswith(of_all)}
         | {name.removesuffix(EACH): value[i] for name, value in row.items() if name.endswith(EACH)}
