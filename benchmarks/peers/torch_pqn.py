@@ -2,21 +2,26 @@
 
     torchenv/bin/python benchmarks/peers/torch_pqn.py --task Pong      # torch_ppo.py says how to install torchenv
     python benchmarks/ppo.py --preset pqn --peers --python torchenv/bin/python
+    torchenv/bin/python benchmarks/peers/torch_pqn.py --desktop --task Breakout --timesteps 2_500_000 --out curve.json
 
 One synchronous pool, channels-last memory, observations kept as bytes until they are used. PyTorch's threads and the
-size of the parts in which a minibatch's gradient is computed are tuned before anything is timed.
+size of the parts in which a minibatch's gradient is computed are tuned before anything is timed. With `--timesteps` it
+learns, with the schedules of `experiments/atari_pqn.py`, and `--desktop` has the other settings of that preset.
 """
 
 import argparse
+import collections
+import copy
 import json
 import os
 import time
+from pathlib import Path
 
 import envpool
 import numpy as np
 import torch
 from torch import nn
-from torch_ppo import tuned
+from torch_ppo import Moments, tuned
 
 
 class Normalized(nn.Module):
@@ -39,18 +44,34 @@ def layer(made: nn.Module, size: int) -> tuple[nn.Module, ...]:
 
 
 class Values(nn.Module):
-    """DQN's convolutions with layer normalisation, and the values of all actions."""
+    """DQN's convolutions, or GA3C's small ones, with layer normalisation, and the values of all actions.
 
-    def __init__(self, num_actions: int):
+    Attributes:
+      moments: (mean, inverse deviation) `[1, 4, 84, 84]` of observations; None: bytes are divided by 255.
+    """
+
+    def __init__(self, num_actions: int, small: bool):
         super().__init__()
-        convolutions = ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
-        layers = [x for sizes in convolutions for x in layer(nn.Conv2d(*sizes), sizes[1])]
-        dense = layer(nn.Linear(64 * 7 * 7, 512), 512)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), *dense, nn.Linear(512, num_actions))
+        self.moments: tuple[torch.Tensor, torch.Tensor] | None = None
+        if small:
+            pads: tuple[tuple[nn.Module, ...], ...] = ((nn.ZeroPad2d(2),), (nn.ZeroPad2d((1, 2, 1, 2)),))
+            convolutions, inputs, width = ((4, 16, 8, 4), (16, 32, 4, 2)), 32 * 11 * 11, 256
+        else:
+            pads, inputs, width = ((), (), ()), 64 * 7 * 7, 512
+            convolutions = ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+        layers: list[nn.Module] = []
+        for pad, sizes in zip(pads, convolutions, strict=True):
+            layers += [*pad, *layer(nn.Conv2d(*sizes), sizes[1])]
+        dense = layer(nn.Linear(inputs, width), width)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), *dense, nn.Linear(width, num_actions))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """Values `[B, A]` of bytes `[B, 4, 84, 84]`."""
-        return self.layers(observation.to(torch.float32, memory_format=torch.channels_last).div_(255))
+        x = observation.to(torch.float32, memory_format=torch.channels_last)
+        if self.moments is None:
+            return self.layers(x.div_(255))
+        mean, inverse = self.moments
+        return self.layers(x.sub_(mean).mul_(inverse).clamp_(-10, 10))
 
 
 def main() -> None:
@@ -63,17 +84,26 @@ def main() -> None:
     parser.add_argument("--trace-decay", type=float, default=0.65)
     parser.add_argument("--epsilon", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--timesteps", type=int, default=0, help="timesteps to learn from, instead of measuring")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--desktop", action="store_true", help="settings of the preset desktop")
+    parser.add_argument("--out", help="JSON file for the learning curve")
     options = parser.parse_args()
+    if options.desktop:
+        options.num_envs, options.segment_length, options.num_epochs = 16, 32, 2
     threads = len(os.sched_getaffinity(0))
     torch.set_float32_matmul_precision("high")  # as JAX multiplies on a GPU
     torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     n, length = options.num_envs, options.segment_length
-    pool = envpool.make(f"{options.task}-v5", env_type="gymnasium", num_envs=n, num_threads=threads, seed=0)
-    num_actions = int(pool.action_space.n)
-    net = Values(num_actions).to(memory_format=torch.channels_last)
+    torch.manual_seed(options.seed)
+    seed = 1_003 * options.seed
+    pool = envpool.make(f"{options.task}-v5", env_type="gymnasium", num_envs=n, num_threads=threads, seed=seed)
+    num_actions, shape = int(pool.action_space.n), pool.observation_space.shape
+    net = Values(num_actions, small=options.desktop).to(memory_format=torch.channels_last)
+    initial, seen_moments = copy.deepcopy(net.state_dict()), Moments(shape)
     optimizer = torch.optim.RAdam(net.parameters(), lr=2.5e-4)
     size = n * length // options.num_minibatches
-    observations = torch.zeros((length, n, *pool.observation_space.shape), dtype=torch.uint8)
+    observations = torch.zeros((length, n, *shape), dtype=torch.uint8)
     actions = torch.zeros((length, n), dtype=torch.long)
     best, rewards, going_on, truncations, valid = (torch.zeros((length, n)) for _ in range(5))
 
@@ -94,25 +124,48 @@ def main() -> None:
     flat = tuple(x.flatten(0, 1) for x in (observations, actions, rewards, valid))
     torch.set_default_device(None)  # it slows every call
     acting_threads, learning_threads, part = tuned(net, flat, learn, n, size)
-    seen = given(pool.reset()[0])
+    net.load_state_dict(initial)  # tuning has learned
+    optimizer.state.clear()
+
+    def see(raw: np.ndarray) -> torch.Tensor:
+        if options.desktop:
+            seen_moments.update(raw)
+            numbers = (seen_moments.mean, 1 / np.sqrt(seen_moments.var + 1e-8))
+            net.moments = tuple(  # pyright: ignore[reportAttributeAccessIssue]
+                given(x[None].astype(np.float32)).contiguous(memory_format=torch.channels_last) for x in numbers
+            )
+        return given(raw)
+
+    seen = see(pool.reset()[0])
     dummy, lives = np.zeros(n, bool), np.zeros(n)  # envpool discards the action after an end
-    began, rounds = time.perf_counter(), -1
-    while rounds < 1 or time.perf_counter() - began < options.seconds:
-        if rounds == 0:
+    returns, games, curve = np.zeros(n), collections.deque(maxlen=100), []
+    total, exploring = options.timesteps // (n * length), 200_000 if options.desktop else options.timesteps / 10
+    began, rounds, epsilon = time.perf_counter(), 0 if total else -1, options.epsilon
+
+    def goes_on() -> bool:
+        return rounds < total if total else rounds < 1 or time.perf_counter() - began < options.seconds
+
+    while goes_on():
+        if rounds == 0:  # the round before is not measured
             began = time.perf_counter()
+        if total:
+            epsilon = 1 + (options.epsilon - 1) * min(rounds * n * length / exploring, 1.0)
+            optimizer.param_groups[0]["lr"] = 2.5e-4 * (1 - rounds / total)
         torch.set_num_threads(acting_threads)
         for t in range(length):
             observations[t] = seen
             with torch.no_grad():
                 best[t], greedy = net(seen).max(-1)
-            random = torch.rand_like(best[t]) < options.epsilon
+            random = torch.rand_like(best[t]) < epsilon
             actions[t] = torch.where(random, torch.randint_like(greedy, num_actions), greedy)
             raw, reward, terminated, truncated, info = pool.step(actions[t].cpu().numpy().astype(np.int32))
             lost, lives = ~dummy & (info["lives"] < lives), info["lives"]
             rewards[t] = given(np.clip(reward, -1, 1).astype(np.float32))
             going_on[t] = given((0.99 * ~(terminated | lost)).astype(np.float32))
             truncations[t], valid[t] = given(truncated), given(~dummy)
-            dummy, seen = terminated | truncated, given(raw)
+            returns = np.where(dummy, 0.0, returns + reward)
+            dummy, seen = terminated | truncated, see(raw)
+            games.extend(returns[dummy])
         with torch.no_grad():
             following = net(seen).max(-1)[0]
         targets, target, decay = torch.zeros_like(rewards), following, options.trace_decay
@@ -126,9 +179,17 @@ def main() -> None:
             for chosen in torch.randperm(n * length, device=rewards.device).split(size):
                 learn(flat, chosen, part)
         rounds += 1
+        if total and games and rounds % max(total // 50, 1) == 0:
+            curve.append((rounds * n * length, float(np.mean(games))))
+            print(*curve[-1], flush=True)
     rate = rounds * n * length / (time.perf_counter() - began)
     tuned_to = {"acting_threads": acting_threads, "learning_threads": learning_threads, "part": part}
-    print(json.dumps({"steps_per_s": rate, **tuned_to, "torch": torch.__version__}))
+    found = {"steps_per_s": rate, **tuned_to, "torch": torch.__version__}
+    if options.out:
+        timesteps, scores = zip(*curve, strict=True)
+        found |= {"settings": vars(options), "timesteps": timesteps, "training_mean": scores}
+        Path(options.out).write_text(json.dumps(found) + "\n")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
