@@ -42,8 +42,7 @@ def child(settings: dict[str, Any]) -> dict[str, Any]:
         rates.append(row["frames_per_second"])
     if settings["join"] is None:
         assert algorithm.profile is not None
-        state, times = algorithm.profile(state, 5.0)
-        turns = 1 / sum(times)
+        turns = 1 / sum(algorithm.profile(state, 5.0))
     algorithm.close()
     return {
         "rates": rates[1:],

@@ -374,8 +374,8 @@ class Algorithm(NamedTuple):
       step: `(state, *, monitor=None, budget=Budget()) -> (state, metrics)`: one generation, or one iteration of a
         learner. `monitor` is called about once a second with a dict of progress figures; if it returns True, the step
         raises `Interrupted`, and the state that was passed in stays valid. An iteration ends in the round that uses up
-        the budget; generations are always whole. A learner continues its episodes only from the state that it returned
-        last; from other states it begins new episodes.
+        the budget; generations are always whole. A learner continues its episodes from the state that it returned
+        last; from other states it begins new episodes, unless environments are resumable and on one device.
       variables: `state -> variables` for `policy.apply`: the best policy so far, or the latest if nothing ranks them.
       policy: The policy.
       env: The environments.
@@ -390,8 +390,8 @@ class Algorithm(NamedTuple):
       parents: `state -> variables [P, ...]` of the P - 1 parents of the next generation and of the elite, which is
         last; None if the algorithm keeps no lineages.
       log: `state -> arrays` that describe the members of the last generation; None if there are none.
-      profile: `(state, seconds) -> (state, times)`: runs the loop without overlap for some seconds and measures its
-        parts (`volvox.rollout.loop.time_parts`); None if the algorithm cannot be profiled.
+      profile: `(state, seconds) -> times`: runs the loop without overlap for some seconds and measures its parts
+        (`volvox.rollout.loop.time_parts`); None if the algorithm cannot be profiled.
       remake: `(settings, **options) -> Algorithm` with other settings, or another strategy, and otherwise the same
         arguments of `learn` or `evolve` except `options`; None if neither made the algorithm.
       step_name: Name of a step in metrics and progress.
@@ -413,7 +413,7 @@ class Algorithm(NamedTuple):
     learners: tuple[Callable[[Any], ArrayTree], ...] = ()
     parents: Callable[[Any], ArrayTree] | None = None
     log: Callable[[Any], dict[str, np.ndarray]] | None = None
-    profile: Callable[[Any, float], tuple[Any, Any]] | None = None
+    profile: Callable[[Any, float], tuple[float, float, float]] | None = None
     remake: Callable[..., "Algorithm"] | None = None
     step_name: str = "generation"
     max_over_processes: Callable[[float], float] | None = None

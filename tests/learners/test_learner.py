@@ -71,6 +71,11 @@ def test_a_resumed_run_makes_environments_with_another_seed():
     assert seeds[0] != seeds[1] == seeds[2]
 
 
+def test_a_run_with_another_kind_of_key_is_restored(algorithm):
+    state = algorithm.init(jax.random.key(0, impl="rbg"))
+    assert jax.random.key_impl(algorithm.restore(algorithm.save(state)).key) == "rbg"
+
+
 def test_progress_counts_up_and_an_interrupt_leaves_the_state(algorithm, monkeypatch):
     monkeypatch.setattr(rollout_loop, "CHUNK_SECONDS", 1e-6)
     seen = []

@@ -58,10 +58,9 @@ def test_the_temperature_follows_the_target_entropy(given):
 
 def test_exploration_draws_from_the_policy():
     learner, noise = vx.SAC(**SMALL).bind(LINEAR, ENV), jax.random.normal(jax.random.key(1), (50, 1))
-    variables = learner.init_policy(jax.random.key(0))
     actor = {"Dense_0": {"kernel": jnp.zeros((1, 2)), "bias": jnp.float32([0.2, -0.7])}}
-    variables = variables._replace(params=variables.params._replace(actor=actor))
-    found = learner.explore(variables, jnp.ones((50, 1)), noise)
+    params = learner.policy.init(jax.random.key(0)).params._replace(actor=actor)
+    found = learner.explore(learner.choose(params, jnp.ones((50, 1))), noise)
     np.testing.assert_allclose(found, np.tanh(0.2 + np.exp(-0.7) * noise), rtol=1e-5)
 
 

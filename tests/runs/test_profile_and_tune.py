@@ -22,7 +22,7 @@ def slow_walk(pause=0.01, **changes):
 
 def test_a_profile_is_a_table_of_the_parts():
     times = (2e-3, 1e-3, 5e-4)
-    profile = vx.profile(slow_walk(profile=lambda state, seconds: (state, times)), seconds=0.3)
+    profile = vx.profile(slow_walk(profile=lambda state, seconds: times), seconds=0.3)
     assert (profile.emulators, profile.inference, profile.work) == times
     assert profile.bound == "emulators"
     assert 500 < profile.timesteps_per_second < 1001  # 10 frames of one timestep each a step of 10 ms
@@ -40,6 +40,16 @@ def test_the_time_of_evaluations_does_not_count():
 
     _, rate = measure_speed(walk._replace(step=step), 0.1)
     assert 100 < rate < 201
+
+
+def test_random_actions_before_the_first_update_are_not_measured():
+    walk = random_walk(hook=lambda step: time.sleep(1e-4 if step <= 5 else 0.05))
+
+    def step(state, **options):
+        state, metrics = walk.step(state, **options)
+        return state, metrics | {"update": max(state["step"] - 5, 0)}
+
+    assert measure_speed(walk._replace(step=step), 0.1)[1] < 201  # 10 frames in 50 ms
 
 
 @pytest.fixture

@@ -447,13 +447,12 @@ class _Evolution:
         i = list(self.sizes).index("training")
         return jax.random.fold_in(key, i), jax.random.fold_in(key, len(self.sizes) + i)
 
-    def profile(self, state: EvolveState, seconds: float) -> tuple[EvolveState, tuple[float, float, float]]:
+    def profile(self, state: EvolveState, seconds: float) -> tuple[float, float, float]:
         """Times the parts of the loop on the population of the next generation."""
         population, _ = self._ask(self._keys(state)[0], state.strategy, self.evaluator.encoding)
         seed = seed_of(state.key, state.generation)
         options = {"max_episode_steps": state.max_episode_steps, "seed": seed, "seconds": seconds}
-        times = self.evaluator.profile(self._on_bases(population, state), self.strategy.num_episodes, **options)
-        return state, times
+        return self.evaluator.profile(self._on_bases(population, state), self.strategy.num_episodes, **options)
 
     def genome(self, state: EvolveState) -> Any:
         assert state.lineage is not None

@@ -65,7 +65,7 @@ def add_evaluation(
       evaluated: Results so far.
       policy_of: i -> variables of the policy of learner i.
       returns: float32 `[S, E]`: Returns of their episodes.
-      best_returns: float32 `[E]`: Returns of new episodes of the best policy; empty before the first evaluation.
+      best_returns: float32 `[1, E]`: Returns of new episodes of the best policy; empty before the first evaluation.
       timesteps: Timesteps of each learner so far.
       frames: Emulator frames of this evaluation.
 

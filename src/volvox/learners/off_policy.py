@@ -19,10 +19,11 @@ from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.replay import Batch, Replay
 from volvox.learners.learner import Learner, Turn, apply_gradient, with_metrics
+from volvox.networks.genotypes import no_sample
 from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
 from volvox.ops.batching import min_over_rows
 from volvox.sparsity.optimizers import init_optimizers, make_optimizer
-from volvox.types import Array, ArrayTree, Axis, Env, TimeStep, replaced
+from volvox.types import Array, ArrayTree, Axis, Env, Policy, TimeStep, replaced
 
 _LEARNING = 2**31
 """Folded into the key for learning. For actions, an int32 count is folded in."""
@@ -108,13 +109,16 @@ class OffPolicy(Learner):
         self.num_updates = round(updates)  # in one beat of a group in which no episode begins
         self.ratio = Fraction(self.num_updates, width)  # updates for each timestep of any environment
         self.num_rows = replay.num_rows(s.replay_size, env.all_envs, s.batch_size, s.n_step)
-        self.policy = self.networks.policy(self.init_policy, self.choose)
+        policy = Policy(
+            init=lambda key: self.networks.init(key)._replace(critics=()),
+            initial_state=lambda batch_size: (),
+            apply=lambda params, observation, state: (self.choose(params, observation), state),
+            sample=no_sample,
+            mode=self.networks.scale,
+            config=network,
+        )
+        self.policy = normalization.normalizing(policy, env.spec)
         self.optimizer = make_optimizer(s.optimizer, s.learning_rate)
-
-    def init_policy(self, key: Array) -> Normalized:
-        """Returns the variables of the policy before anything is learned."""
-        params = self.networks.init(key)._replace(critics=())
-        return Normalized(params, normalization.init(self.env.spec.observation))
 
     def init(self, key: Array) -> tuple[OffPolicyData, OffPolicyLearning]:
         """Returns (collected, learning) at the beginning of a run."""
@@ -146,18 +150,13 @@ class OffPolicy(Learner):
         """Returns normally distributed numbers for updates whose actions are shaped `[..., A]`."""
         return jax.random.normal(key, shape)
 
-    def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:
-        """Returns actions `[B, A]` in [-1, 1], given normally distributed numbers `[B, A]`."""
+    def choose(self, params: Params, observation: ArrayTree) -> Array:
+        """Returns the policy's output for normalised observations `[B, ...]`."""
         raise NotImplementedError
 
-    def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
-        """Returns the policy's output for observations `[B, ...]`."""
+    def explore(self, output: Array, noise: Array) -> Array:
+        """Returns actions `[B, A]` in [-1, 1], given the policy's output and normally distributed numbers `[B, A]`."""
         raise NotImplementedError
-
-    def features(self, variables: Normalized, observation: ArrayTree) -> Array:
-        """Returns the actor's input: normalised observations, or their features."""
-        normalized = normalization.normalize(variables.moments, observation)
-        return self.networks.encode_observation(variables.params.representation, normalized)
 
     def descend(
         self,
@@ -200,7 +199,8 @@ class OffPolicy(Learner):
         # One draw for both kinds: making random numbers takes a loop each time.
         draw = functools.partial(jax.random.uniform, shape=self.env.spec.action.shape, minval=_OPEN, maxval=1.0)
         drawn = jax.vmap(draw)(keys)
-        explored = self.explore(self.variables(collected, learning), observation, 2**0.5 * jax.lax.erf_inv(drawn))
+        output, _ = self.policy.apply(self.variables(collected, learning), observation, ())
+        explored = self.explore(output, 2**0.5 * jax.lax.erf_inv(drawn))
         action = jnp.where(collected.credit < 0, drawn, explored)
         if isinstance(rewards, Rewards):
             rewards = normalization.update_rewards(rewards, g, timestep, s.discount, self.env.axis)

@@ -26,7 +26,7 @@ class PBT:
     then multiplied by `factor` or divided by it, or drawn anew. Environments, segments and replays stay. The score is
     the mean return of the evaluation at the end of the interval. Without `evaluate_every`, it is the mean return of the
     latest episodes of training, which are dropped when a learner is replaced; until all learners have episodes, none
-    is replaced.
+    is replaced. A run ends if numbers of one learner are not finite.
 
     Rows have the settings of each learner in the iteration, such as `pbt_learning_rate_each`, and `pbt_parent_each`:
     the learner whose state each of them has after it.
@@ -78,7 +78,7 @@ class PBT:
           (int32 `[S]`: the learner that each copies, itself for most; the new settings `[S]`).
         """
         size, itself = len(scores), jnp.arange(len(scores))
-        count, order = max(1, int(self.fraction * size)), jnp.argsort(-scores)  # NaN is last
+        count, order = max(1, int(self.fraction * size)), jnp.argsort(-scores)
         choice_key, draw_key, key = jax.random.split(key, 3)
         parents = itself.at[order[-count:]].set(jax.random.choice(choice_key, order[:count], (count,)))
         drawn, numbers = self.draw(draw_key, size), {name: x[parents] for name, x in numbers.items()}

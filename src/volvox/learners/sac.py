@@ -18,7 +18,6 @@ import optax
 from volvox._checks import numbers
 from volvox.data import metrics
 from volvox.data.metrics import Metrics
-from volvox.data.normalization import Normalized
 from volvox.data.replay import Batch
 from volvox.learners.learner import Schedule
 from volvox.learners.off_policy import (
@@ -128,9 +127,9 @@ class _SAC(OffPolicy):
         net = self.networks
 
         def sample(key: Array, output: Array) -> Array:
-            return net.scale(_action(output, jax.random.normal(key, (*output.shape[:-1], *net.spec.action.shape))))
+            return net.scale(self.explore(output, jax.random.normal(key, (*output.shape[:-1], *net.spec.action.shape))))
 
-        self.policy = self.policy._replace(sample=sample, mode=lambda output: net.scale(_action(output, 0.0)))
+        self.policy = self.policy._replace(sample=sample, mode=lambda output: net.scale(self.explore(output, 0.0)))
         self.temperature_optimizer = optax.adam(settings.temperature_learning_rate)
 
     def begin(self, learning: OffPolicyLearning) -> SACLearning:
@@ -199,16 +198,12 @@ class _SAC(OffPolicy):
         log_temperature = optax.apply_updates(learning.log_temperature, change)
         return learning._replace(log_temperature=log_temperature, temperature_optimizer=optimizer)
 
-    def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:
-        """Returns actions `[B, A]` drawn from the policy."""
-        return _action(self.choose(variables, observation), noise)
-
-    def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
+    def choose(self, params: Params, observation: ArrayTree) -> Array:
         """Returns means and logarithms of standard deviations `[B, 2 * A]`."""
-        features = self.features(variables, observation)
-        return jnp.concatenate(self.networks.gaussian(variables.params.actor, features), -1)
+        features = self.networks.encode_observation(params.representation, observation)
+        return jnp.concatenate(self.networks.gaussian(params.actor, features), -1)
 
-
-def _action(output: Array, noise: Array | float) -> Array:
-    mean, log_std = jnp.split(output, 2, axis=-1)
-    return jnp.tanh(mean + jnp.exp(log_std) * noise)
+    def explore(self, output: Array, noise: Array | float) -> Array:
+        """Returns actions `[B, A]` drawn from the policy."""
+        mean, log_std = jnp.split(output, 2, axis=-1)
+        return jnp.tanh(mean + jnp.exp(log_std) * noise)

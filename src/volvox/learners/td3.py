@@ -17,7 +17,6 @@ import optax
 
 from volvox._checks import integers, numbers
 from volvox.data import metrics
-from volvox.data.normalization import Normalized
 from volvox.data.replay import Batch
 from volvox.learners.learner import Schedule
 from volvox.learners.off_policy import OFF_POLICY_TRACED, OffPolicy, OffPolicyLearning, check_settings
@@ -142,10 +141,10 @@ class _TD3(OffPolicy):
         (params, optimizer, targets), new = jax.lax.cond(due, update_actor, skip, *operands)
         return OffPolicyLearning(params, targets, optimizer, step, metrics.add(state[2], new))
 
-    def explore(self, variables: Normalized, observation: ArrayTree, noise: Array) -> Array:
-        """Returns the actor's actions `[B, A]` with noise, in [-1, 1]."""
-        return jnp.clip(self.choose(variables, observation) + self.settings.exploration_noise * noise, -1.0, 1.0)
-
-    def choose(self, variables: Normalized, observation: ArrayTree) -> Array:
+    def choose(self, params: Params, observation: ArrayTree) -> Array:
         """Returns actions `[B, A]` in [-1, 1] of the actor."""
-        return self.networks.act(variables.params.actor, self.features(variables, observation))
+        return self.networks.act(params.actor, self.networks.encode_observation(params.representation, observation))
+
+    def explore(self, output: Array, noise: Array) -> Array:
+        """Returns the actor's actions `[B, A]` with noise, in [-1, 1]."""
+        return jnp.clip(output + self.settings.exploration_noise * noise, -1.0, 1.0)

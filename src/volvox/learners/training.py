@@ -229,7 +229,8 @@ def numbers_of_all(settings: Sequence[Any]) -> dict[str, Array]:
             values = " and ".join(repr(getattr(x, wrong[0])) for x in (first, one))
             raise ValueError(
                 f"{wrong[0]} is {values} in settings[0] and settings[{i}]. Learners of one program may differ in these "
-                f"numbers: {', '.join(each[0])}. Other objects must be the same, as dataclasses.replace keeps them."
+                f"numbers: {', '.join(name for name in each[0] if name in each[i])}. Other objects must be the same, "
+                "as dataclasses.replace keeps them."
             )
     return each[0] if len(each) == 1 else jax.tree.map(lambda *x: jnp.stack(x), *each)
 
@@ -469,9 +470,8 @@ class Training:
             if state.evaluated.best > -np.inf:
                 best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=watch)
                 played += further
-            require_finite({"the returns of the evaluation": returns}, self.env.spec.name, number)
-            best_of_all = np.tile(best_returns, (number, 1))
-            require_finite({"the returns of the best policy": best_of_all}, self.env.spec.name, number)
+            evaluated = {"the evaluation": returns, "the best policy": np.tile(best_returns, (number, 1))}
+            require_finite({f"the returns of {x}": y for x, y in evaluated.items()}, self.env.spec.name, number)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
             policy_of = functools.partial(self.policy_of, candidates)
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
@@ -661,7 +661,7 @@ class Training:
 
     def save(self, state: LearnState) -> LearnState:
         """Returns the part of the state that checkpoints hold."""
-        saves_replay = getattr(self.stages.settings, "save_replay", True)
+        saves_replay = getattr(self.stages.settings, "save_replay", True) and state.timesteps > 0  # it begins empty
         return state if saves_replay else without(state, "collectors", "replays")
 
     def restore(self, saved: ArrayTree) -> LearnState:
@@ -682,15 +682,16 @@ class Training:
                 state = state._replace(acting=self.begin(state.acting), envs=envs)
             return state
 
-        return restored(saved, jax.eval_shape(like, jax.random.key(0)), owner="algorithm")
+        key = jax.random.key(0, impl=jax.random.key_impl(paths[("key",)]))
+        return restored(saved, jax.eval_shape(like, key), owner="algorithm")
 
-    def profile(self, state: LearnState, seconds: float) -> tuple[LearnState, Any]:
-        """Times the parts of the loop on a copy of the state, whose environments begin new episodes."""
+    def profile(self, state: LearnState, seconds: float) -> tuple[float, float, float]:
+        """Times the parts of the loop on a copy of the state."""
         untimed = self.schedule.delay + 1  # the first rounds have nothing to learn from
         try:
             _, acting, learning = self.opened(state, lambda figures: False)
             acting, learning, constants = *copied((acting, learning)), self.constants(state)
-            return state, time_parts(self.loop, acting, learning, constants, seconds=seconds, untimed_rounds=untimed)
+            return time_parts(self.loop, acting, learning, constants, seconds=seconds, untimed_rounds=untimed)
         finally:
             self.loop.close()
 

@@ -299,9 +299,10 @@ def actor_critic(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
 
     Args:
       module: A flax module with parameters only, from observations `[B, ...]` to (output `[B, size]`, value `[B]`).
-        `size` is the number of actions, or twice the length of a continuous action (means, then logarithms of standard
-        deviations). A recurrent module takes its state as a second argument and returns ((output, value), state); its
-        method `initial_state(batch_size)` gives the state at the start of an episode, leaves `[batch_size, ...]`.
+        `size` is the number of actions, the sum of `num_choices`, or twice the length of a continuous action (means,
+        then logarithms of standard deviations). A recurrent module takes its state as a second argument and returns
+        ((output, value), state); its method `initial_state(batch_size)` gives the state at the start of an episode,
+        leaves `[batch_size, ...]`.
       spec: The environment.
 
     Raises:

@@ -1,7 +1,7 @@
 """Multi-layer perceptrons, and the actor and critics of a deterministic policy gradient."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,9 +10,9 @@ import numpy as np
 from flax import linen as nn
 
 from volvox._checks import check_type
-from volvox.networks.genotypes import Activation, apply_module, batch_of, check_module, no_sample
+from volvox.networks.genotypes import Activation, apply_module, batch_of, check_module
 from volvox.networks.initializers import ZEROS, Initializer, bias_like_kernel, fan_in_uniform
-from volvox.types import Array, ArrayTree, EnvSpec, Policy
+from volvox.types import Array, ArrayTree, EnvSpec
 
 
 class MLP(nn.Module):
@@ -268,22 +268,6 @@ class ActorAndCritics:
         """Scales actions in [-1, 1] to the environment's bounds."""
         low, high = jnp.asarray(self.spec.action_low), jnp.asarray(self.spec.action_high)
         return jnp.clip(low + (action + 1.0) * ((high - low) / 2), low, high)  # rounding may exceed a bound
-
-    def policy(self, init: Callable[[Array], ArrayTree], act: Callable[[ArrayTree, Array], Array]) -> Policy:
-        """A policy of deterministic actions.
-
-        Args:
-          init: key -> variables.
-          act: (variables, observation `[B, ...]`) -> action `[B, A]` in [-1, 1].
-        """
-        return Policy(
-            init=init,
-            initial_state=lambda batch_size: (),
-            apply=lambda variables, observation, state: (act(variables, observation), state),
-            sample=no_sample,
-            mode=self.scale,
-            config=self.networks,
-        )
 
 
 def _init(module: nn.Module, key: Array, *args: ArrayTree) -> ArrayTree:

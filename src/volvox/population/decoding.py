@@ -147,9 +147,9 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
         for (path, shape), is_factored in zip(shapes.items(), factored, strict=True):
             if not is_factored and len(shape) > 1 and (name := "/".join(path)) not in noise.full:
                 raise ValueError(
-                    f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense, "
-                    f"nn.Conv and LSTM layers do); LowRank(full=({name!r},)) gives it full noise, with a copy in every "
-                    "slot."
+                    f"low-rank noise: no layer takes parameter {name} {list(shape)} in factors (plain nn.Dense and "
+                    f"nn.Conv layers do, also in nn.LSTMCell); LowRank(full=({name!r},)) gives it full noise, with a "
+                    "copy in every slot."
                 )
         rank, noise = noise.rank, noise.source
     without_data = Encoding(

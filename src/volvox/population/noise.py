@@ -133,7 +133,7 @@ class LowRank:
       rank: r; a rank above a kernel's smaller side has no use.
       source: The source of the numbers.
       full: Paths of parameters of several dimensions that get full noise, with a copy in every slot, because their
-        layers do not support factors (plain `nn.Dense`, `nn.Conv` and LSTM layers do), for example
+        layers do not support factors (plain `nn.Dense` and `nn.Conv` layers do, also in `nn.LSTMCell`), for example
         `("Embed_0/embedding",)`.
     """
 

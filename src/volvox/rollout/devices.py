@@ -113,7 +113,7 @@ class Devices(NamedTuple):
 
     def agree(self, tree: ArrayTree) -> bool:
         """Returns whether arrays `[D, ...]` are equal on all devices. All processes must call it together."""
-        spreads = () if self.mesh is None else jax.device_get(_reduction(self.mesh, jnp.ptp)(tree))
+        spreads = jax.device_get(_reduction(self.mesh, jnp.ptp)(tree))
         return not any(spread.any() for spread in jax.tree.leaves(spreads))
 
 
@@ -166,6 +166,8 @@ def join_groups(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple
     if one.traceable:
         return tuple(_joined(devices, parts) for parts in zip(*groups, strict=True))
     if len(groups) > 1:
+        for group in (group for groups_of_device in groups for group in groups_of_device):
+            group.close()
         raise ValueError(
             f"{one.spec.name} is driven from Python, which supports one device in each process; start as many "
             "processes as devices (volvox.distributed.initialize)."

@@ -118,7 +118,9 @@ class PopulationEvaluator:
         """
         began, total = time.perf_counter(), int(np.asarray(population.episodes).sum())
         if total > self._capacity:
-            raise ValueError(f"{total} episodes are more than the capacity of {self._capacity}: fewer candidates.")
+            raise ValueError(
+                f"{total} episodes exceed the capacity of {self._capacity}; give fewer members or episodes."
+            )
         try:
             loop, carry, memory, constants = self._start(
                 population, num_episodes, test, max_episode_steps, seed, pool_seed, part, monitor

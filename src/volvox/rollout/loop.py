@@ -405,7 +405,8 @@ def time_parts(
       Seconds per timestep of one environment, as means over whole rounds: emulators (from `send` to `recv`, while all
       threads step one group), `act`, and `work` with `finish`.
     """
-    num_groups, group_size = len(loop.groups), loop.groups[0].num_envs
+    mesh, num_groups = loop.devices.mesh, len(loop.groups)
+    group_size = loop.groups[0].num_envs * (1 if mesh is None else mesh.size)  # of all devices
     calls = Calls(loop.stages, loop.groups, loop.devices)
     turns = _turns(loop.stages, num_groups, loop.beats_per_round)
     spent: dict[str, list[float]] = {}

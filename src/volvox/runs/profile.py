@@ -70,7 +70,7 @@ def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Pr
     if algorithm.profile is None or jax.process_count() > 1:
         raise ValueError("this algorithm cannot be profiled; those of vx.evolve and vx.learn can, in one process")
     state, rate = measure_speed(algorithm, seconds, seed=seed)
-    _, (emulators, inference, work) = algorithm.profile(state, seconds)
+    emulators, inference, work = algorithm.profile(state, seconds)
     work_name = "decoding" if algorithm.step_name == "generation" else "learning"
     return Profile(emulators, inference, work, work_name, rate)
 
@@ -83,6 +83,8 @@ def measure_speed(algorithm: Algorithm, seconds: float, *, seed: int = 0) -> tup
 
     state, metrics = algorithm.step(algorithm.init(_checks.typed_key(seed)))
     state, metrics = algorithm.step(state)
+    while metrics.get("update") == 0:  # off-policy learners begin with random actions
+        state, metrics = algorithm.step(state)
     frames_before, elapsed = frames(metrics), 0.0
     while elapsed < seconds:
         began = time.monotonic()

@@ -276,9 +276,9 @@ def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorit
     """Loads a run, in any process, to play, film, plot, export or continue it.
 
     The algorithm is rebuilt from the settings in `config.json`. Nothing is unpickled and no code of the directory is
-    executed: only names in `custom` and public names of a few packages are used (`volvox.runs.config`). A run in progress is
-    loaded as of its newest checkpoint. Without checkpoints, `elite.json` is enough to play the run (its `state` is
-    None), and `metrics.jsonl` to plot it.
+    executed: only names in `custom` and public names of a few packages are used (`volvox.runs.config`). A run in
+    progress is loaded as of its newest checkpoint. Without checkpoints, `elite.json` is enough to play the run (its
+    `state` is None), and `metrics.jsonl` to plot it.
 
         run = vx.load("runs/mine", custom=[MyNetwork, my_reward])
         run = vx.load("runs/robot", custom=[my_env])
