@@ -13,6 +13,7 @@ from flags import Run
 from launch import launch
 
 import volvox as vx
+from volvox._checks import import_extra, integers
 
 Algorithm = Literal["cma-es", "sep-cma-es", "snes", "differential-evolution"]
 CLASSES = {"cma-es": "CMA_ES", "sep-cma-es": "Sep_CMA_ES", "snes": "SNES"}
@@ -65,15 +66,11 @@ class Population:
 
     def __post_init__(self):
         """Checks the flag."""
-        if self.generations is not None and self.generations < 1:
-            raise ValueError(f"generations={self.generations}: give a positive number of generations in all.")
+        integers(self, "generations", low=1)
 
     def strategy(self) -> vx.evolution.Evosax:
         """The strategy."""
-        try:
-            from evosax import algorithms  # seconds, and no dependency of volvox
-        except ModuleNotFoundError as error:
-            raise ImportError(f'evosax cannot be imported ({error}): pip install "volvox-rl[evosax]"') from error
+        algorithms = import_extra("evosax.algorithms", "evosax")  # seconds
         return vx.evolution.Evosax(
             getattr(algorithms, CLASSES.get(self.algorithm, "DifferentialEvolution")),
             population_size=self.population_size,

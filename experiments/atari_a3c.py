@@ -8,7 +8,7 @@ import dataclasses
 import sys
 from typing import Any, Literal
 
-from flags import Atari, Learning, Run
+from flags import Atari, Learning, Run, annealed
 from launch import launch
 
 import volvox as vx
@@ -52,6 +52,7 @@ def make_network(settings: Settings, num_actions: int) -> Any:
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     """The algorithm, which frames end; every bad setting is refused here."""
     env = settings.env.make()
+    annealed(settings.learner, settings.run, env, settings.learning.num_learners)
     network = make_network(settings, env.spec.num_actions or 0)
     return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 

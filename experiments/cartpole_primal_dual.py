@@ -37,6 +37,7 @@ import numpy as np
 import optax
 import tyro
 from flax import linen as nn
+from launch import exit_code
 
 import volvox as vx
 from volvox.envs.classic_control import cartpole_step
@@ -237,4 +238,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

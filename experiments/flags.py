@@ -246,15 +246,16 @@ class Population:
         return vx.networks.DeepGA(env.spec.num_actions, size=self.network)
 
 
-def annealed(learner: vx.PPO | vx.PQN, run: Run, env: vx.Env, num_learners: int) -> None:
+def annealed(learner: vx.A3C | vx.PPO | vx.PQN, run: Run, env: vx.Env, num_learners: int) -> None:
     """Checks that the learning rate does not reach 0 before the run's frames or timesteps are over."""
-    over, frames = learner.anneal_timesteps, env.spec.frame_skip * num_learners
-    budgets = [run.timesteps, run.frames and run.frames // frames]
-    timesteps = min((budget for budget in budgets if budget is not None), default=0)
-    if over is not None and timesteps > over:
+    unit, skip = ("frames", env.spec.frame_skip) if isinstance(learner, vx.A3C) else ("timesteps", 1)
+    budgets = [run.timesteps, run.frames and run.frames // (env.spec.frame_skip * num_learners)]
+    amount = skip * min((budget for budget in budgets if budget is not None), default=0)
+    over = getattr(learner, f"anneal_{unit}")
+    if over is not None and amount > over:
         raise ValueError(
-            f"anneal_timesteps={over}: the learning rate is 0 after them, and the run has {timesteps} timesteps; give "
-            f"--anneal-timesteps {timesteps}, or None."
+            f"anneal_{unit}={over}: the learning rate is 0 after them, and the run has {amount} {unit}; give "
+            f"--anneal-{unit} {amount}, or None."
         )
 
 

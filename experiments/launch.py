@@ -232,7 +232,7 @@ def sweep(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None,
         raise ValueError(f"--{unused[0]} is for runs, not for sweeps (several seeds of a setting: --num-learners)")
     if flags.minutes is not None:
         raise ValueError("--minutes is for runs; give --minutes None, and --frames, --timesteps or --generations")
-    ranked = "elite_score" if hasattr(settings, "population") else "training_mean"
+    ranked = "validation_mean" if hasattr(settings, "population") else "training_mean"
     is_evaluated = getattr(getattr(settings, "learning", None), "evaluate_every", None) is not None
     budget: dict[str, Any] = {"steps": make(settings)[1], "max_frames": flags.frames, "max_timesteps": flags.timesteps}
     found = vx.sweep(

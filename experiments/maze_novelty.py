@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from scores import made_with
 
 import volvox as vx
+from volvox._checks import integers
 from volvox.report.files import write_file
 from volvox.report.plots import maze_walls
 from volvox.runs.train import run_path
@@ -59,6 +60,9 @@ class Settings:
     num_envs: int = 250
     run_dir: str = "runs/maze"
     resume: bool = False
+
+    def __post_init__(self):
+        integers(self, "seeds", "generations", low=1)
 
 
 def make_algorithm(settings: Settings, strategy: str) -> vx.Algorithm:
@@ -130,9 +134,6 @@ def main() -> int:
     folder = run_path(settings.run_dir)
     if folder.exists() and not settings.resume:
         raise FileExistsError(f"{folder} already exists; give another --run-dir, or --resume.")
-    for name in ("seeds", "generations"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name}={getattr(settings, name)}: at least one is needed.")
     algorithms = {name: make_algorithm(settings, name) for name in ("novelty", "fitness")}
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in algorithms}

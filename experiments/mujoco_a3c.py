@@ -8,7 +8,7 @@ The first word is a preset; flags change single settings of it:
 import dataclasses
 import sys
 
-from flags import Learning, MuJoCo, Run
+from flags import Learning, MuJoCo, Run, annealed
 from launch import launch
 
 import volvox as vx
@@ -35,6 +35,7 @@ PRESETS = {"mujoco": ("Unclipped rewards, no entropy bonus, shorter traces.", Se
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
     """The algorithm, which timesteps end; every bad setting is refused here."""
     env = settings.env.make()
+    annealed(settings.learner, settings.run, env, settings.learning.num_learners)
     network = vx.networks.GaussianMLP(env.spec.num_outputs, settings.hidden)
     return vx.learn(settings.learner, network, env, **vars(settings.learning)), None
 

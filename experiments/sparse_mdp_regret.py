@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from launch import exit_code
 
 
 class LinearMDP(NamedTuple):
@@ -439,4 +440,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

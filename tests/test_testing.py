@@ -101,6 +101,7 @@ BAD_STRATEGIES = {
 
 def test_a_strategy_that_keeps_its_interface_passes():
     check_strategy(Climber(), num_generations=3)
+    check_strategy(vx.GA(population_size=3, num_parents=1), num_generations=1, improves=False)
 
 
 @pytest.mark.parametrize("message", BAD_STRATEGIES)

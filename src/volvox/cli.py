@@ -117,7 +117,7 @@ def play(
         return watch(run, which=which, seed=seed)
     if Path(run).suffix == ".onnx":
         raise ValueError(f"{run}: this command plays runs and .stablehlo files; in Python, vx.load(file) acts")
-    loaded: Any = _loaded(run)
+    loaded: Any = _loaded(run, which)
     if is_exported(Path(run)):
         evaluate: Any = partial(scoring.play, from_json(loaded.header["config"]["env"]), loaded.policy, ())
     else:
@@ -128,7 +128,9 @@ def play(
         print(evaluate(protocol="exact", seed=seed))
 
 
-def _loaded(run: str) -> Any:
+def _loaded(run: str, which: Which) -> Any:
+    if which != "best" and (run.startswith(_ZOO) or is_exported(Path(run))):
+        raise ValueError(f"{run} has one policy; leave --which out")
     return agents.load(run.removeprefix(_ZOO)) if run.startswith(_ZOO) else load(run)
 
 
@@ -147,7 +149,7 @@ def watch(
     if out is None and run.startswith(_ZOO):
         out = Path(f"{Path(run.removeprefix(_ZOO)).stem}.mp4")
     _run_dir(Path(run))
-    loaded = _loaded(run)
+    loaded = _loaded(run, which)
     print("playing an episode; the video is written at its end", file=sys.stderr)
     loaded.watch(out, which=which, members=members, seed=seed)
 

@@ -16,7 +16,7 @@ import numpy as np
 from volvox._checks import check_has
 from volvox.envs import from_functions
 from volvox.evolution.algorithm import evolve
-from volvox.evolution.strategy import Strategy
+from volvox.evolution.strategy import Strategy, Validation
 from volvox.networks import MLP, genotype
 from volvox.networks.distributions import distribution, mask_logits
 from volvox.population import Table, encoding
@@ -225,7 +225,7 @@ def check_strategy(strategy: Strategy, *, num_generations: int = 6, improves: bo
             elites.append(jax.device_get(algorithm.variables(state)))
         return elites
 
-    algorithm = evolve(strategy, network, env, noise=noise)
+    algorithm = evolve(strategy, network, env, noise=noise, validation=Validation(num_elite_candidates=2))
     elites = run(0)
     assert _is_equal(elites, run(0)), "the same key must give the same run: draw from the keys that are passed"
     assert not _is_equal(elites, run(1)), "another key must give another run: ask must use its key"

@@ -211,6 +211,8 @@ def test_settings_that_are_trained_again_have_scores_of_whole_runs(tmp_path, mon
 
     monkeypatch.setattr("volvox.runs.sweep._train", diverge)
     assert [found["score_again"] for found in sweep.again(1)] == [None]
+    monkeypatch.setattr("volvox.runs.sweep._train", None)  # it is not trained until it converges
+    assert [found["score_again"] for found in sweep.again(1)] == [None]
 
 
 def test_sweeps_of_two_directories_share_a_study(tmp_path):
@@ -234,6 +236,7 @@ TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_
         ({"storage": "sqlite:////nowhere/study.db"}, ValueError, "storage"),
         ({"num_learners": 2}, ValueError, "vx.learn"),
         ({"timesteps": 5}, TypeError, "max_timesteps"),
+        ({"steps": None}, ValueError, "nothing would end a trial"),
         (TOGETHER | {"space": {"num_epochs": vx.space.integers(1, 2)}}, ValueError, "num_epochs"),
         ({"make": lambda s: ppo(s, num_learners=2, pbt=PBT), "space": PBT.explore}, ValueError, "explore of pbt"),
     ],

@@ -121,7 +121,7 @@ def test_other_settings_or_another_seed_are_refused_with_their_differences(tmp_p
     before = (tmp_path / "config.json").read_text()
     with pytest.raises(ValueError, match=r"algorithm\.size: 3 in the run, 4 now"):
         train(random_walk(size=4), tmp_path, steps=2, resume=True)
-    with pytest.raises(ValueError, match="key"):
+    with pytest.raises(ValueError, match="seed"):
         train(random_walk(), tmp_path, seed=1, steps=2, resume=True)
     assert (tmp_path / "config.json").read_text() == before
 

@@ -345,9 +345,8 @@ class _Evolution:
         if longer > state.max_episode_steps:
             inner, score = self.strategy.forget_scores(state.strategy), EliteScore(length=state.score.length)
             state = state._replace(max_episode_steps=longer, score=score, strategy=inner)
-        frames_per_second = (state.counts.total_frames - frames) / elapsed
         row |= state.counts._asdict() | {"timesteps": state.counts.frames // self.env.spec.frame_skip}
-        row |= {"frames_per_second": frames_per_second, "generation_seconds": elapsed}
+        row["frames_per_second"] = (state.counts.total_frames - frames) / elapsed
         return state, row | self.evaluator.figures()
 
     def _with_elite(

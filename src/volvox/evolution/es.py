@@ -175,7 +175,8 @@ class ES:
         params, optimizer = jax.tree.map(lambda x: x[base], (state.bases, state.optimizer))
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
-        updates, optimizer = self.transformation.update(gradient, optimizer, params)
+        score = fitness(evaluation).mean()
+        updates, optimizer = self.transformation.update(gradient, optimizer, params, mean_return=score)
         params = optax.apply_updates(params, updates)
         metrics = {
             "gradient_norm": optax.tree.norm(gradient),

@@ -27,7 +27,7 @@ _COLORS = (_VERMILLION, "#0072B2", "#009E73", "#56B4E9", "#CC79A7", "#E69F00")
 """Colours that colour-blind readers can distinguish (Okabe and Ito)."""
 STYLES: list[dict[str, Any]] = [{"color": c, "linestyle": s} for s in ("-", "--", ":") for c in _COLORS]
 _MAX_PANELS = 9
-_SCORE = re.compile(r".*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)$")
+_SCORE = re.compile(r"(?!pbt_).*(return|score|reward)(?!_weight)|(evaluation|test|training|validation)_(best|mean)$")
 _SPREADS = {"_standard_error": "± std. error", "_std": "± std. deviation"}
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes)|generation|iteration|update|updates|step")
 

@@ -179,7 +179,7 @@ def _resolve(path: Any, custom: tuple[Any, ...]) -> Any:
     for value in sorted(named, key=lambda value: path_of(value) != path):  # of two with one name, that of the module
         if f".{path}".endswith(f".{value.__qualname__}"):
             return value
-    if "<" in name:  # a lambda, or a function inside another
+    if "<" in str(path):  # a lambda, or a function inside another
         raise ValueError(
             f"{path} has no public name: pass the environment or the network as custom=[...], or algorithm="
         )

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from volvox._checks import check_type, import_extra, integer
+from volvox._checks import check_type, count, import_extra, integer
 from volvox.data.metrics import EACH
 from volvox.distributed import RaySettings
 from volvox.learners.space import Choice, Range, check_space
@@ -117,6 +117,9 @@ def sweep(
     integer("num_learners", num_learners, low=1)
     if unknown := sorted(budget.keys() - set(_BUDGETS)):
         raise TypeError(f"{unknown[0]} is not a budget of a trial; give {', '.join(_BUDGETS)}")
+    budget = {name: count(name, x) for name, x in budget.items() if x is not None}
+    if not budget:
+        raise ValueError(f"nothing would end a trial; give {', '.join(_BUDGETS)}")
     if not callable(space):
         check_space("space", space, (Range, Choice))
     if workers is not None:
@@ -164,7 +167,7 @@ def _check_trials(
     algorithm = _together([make(one) for one in settings])
     evolves = algorithm.config.get("type") == "volvox.evolve"
     if metric.startswith("evaluation_") and (evolves or algorithm.config.get("evaluate_every", 0) is None):
-        other = "elite_score" if evolves else "training_mean"
+        other = "validation_mean" if evolves else "training_mean"
         raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric={other!r}")
     pbt = algorithm.config.get("pbt")
     if pbt is not None and (both := pbt.explore.keys() & settings[0].keys()):
@@ -279,7 +282,7 @@ def _scores(rows: Sequence[Row], metric: str, num_learners: int) -> list[float]:
     found = having[-1].get(metric + EACH, [having[-1][metric]]) if having else []
     if len(found) != num_learners:
         has = ", ".join(latest(rows))
-        raise ValueError(f"rows have no {metric!r} of each learner, but {has}; is evaluate_every beyond the budget?")
+        raise ValueError(f"rows have no {metric!r} of each trial, but {has}; is evaluate_every beyond the budget?")
     return found
 
 
@@ -346,7 +349,7 @@ class Sweep:
                 for i, (trial, scores) in enumerate(zip(trials, each.tolist(), strict=True)):
                     learners = range(i * len(scores), (i + 1) * len(scores))
                     found[trial.number] |= {"scores": scores, "run": run, "learners": learners}
-        rank = ("complete", "pruned", "running", "fail", "waiting")
+        rank = ("complete", "pruned", "running", "fail")
         return sorted(found.values(), key=lambda row: (rank.index(row["state"]), -(row["score"] or 0.0), row["trial"]))
 
     def importances(self) -> dict[str, float]:
@@ -413,8 +416,11 @@ class Sweep:
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
             try:
+                if (folder / DIVERGED).exists():
+                    raise FloatingPointError("diverged in an earlier call")
                 run = _train(algorithm, seed, folder, self._about["budget"])
-            except FloatingPointError:
+            except FloatingPointError as error:
+                write_file(folder / DIVERGED, f"{error}\n")
                 found.append({**trial, "score_again": None, "scores_again": []})
                 continue
             if run.interrupted:
