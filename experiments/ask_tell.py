@@ -70,7 +70,7 @@ class Population:
 
     def strategy(self) -> vx.evolution.Evosax:
         """The strategy."""
-        algorithms = import_extra("evosax.algorithms", "evosax")  # seconds
+        algorithms = import_extra("evosax.algorithms", "evosax")  # the import takes seconds
         return vx.evolution.Evosax(
             getattr(algorithms, CLASSES.get(self.algorithm, "DifferentialEvolution")),
             population_size=self.population_size,

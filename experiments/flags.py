@@ -67,8 +67,8 @@ class Sweep:
       space: Ranges of settings: learning-rate=log:1e-5:1e-3, discount=uniform:0.9:0.999, num-epochs=integers:1:8,
         network=choice:small:nature.
       trials: Number of trials in the study. Each trial has the budget of a run.
-      metric: Metric to maximise; default: evaluation_mean with --evaluate-every, elite_score of a population, otherwise
-        training_mean.
+      metric: Metric to maximise; default: evaluation_mean with --evaluate-every, validation_mean of a population,
+        otherwise training_mean.
       at_once: Settings that are tried at a time in one program; they differ in numbers only.
       prune: Stop bad trials early.
       storage: URL of an Optuna storage that machines share; default: study.db in the directory.

@@ -61,9 +61,6 @@ class Settings:
     run_dir: str = "runs/maze"
     resume: bool = False
 
-    def __post_init__(self):
-        integers(self, "seeds", "generations", low=1)
-
 
 def make_algorithm(settings: Settings, strategy: str) -> vx.Algorithm:
     """The genetic algorithm that selects by `strategy`: fitness or novelty."""
@@ -131,6 +128,7 @@ def draw(settings: Settings, results: dict[str, list[dict[str, Any]]]) -> Figure
 
 def main() -> int:
     settings = tyro.cli(Settings, description=__doc__)
+    integers(settings, "seeds", "generations", low=1)
     folder = run_path(settings.run_dir)
     if folder.exists() and not settings.resume:
         raise FileExistsError(f"{folder} already exists; give another --run-dir, or --resume.")

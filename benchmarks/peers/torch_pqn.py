@@ -6,7 +6,8 @@
 
 One synchronous pool, channels-last memory, observations kept as bytes until they are used. PyTorch's threads and the
 size of the parts in which a minibatch's gradient is computed are tuned before anything is timed. With `--timesteps` it
-learns, with the schedules of `experiments/atari_pqn.py`, and `--desktop` has the other settings of that preset.
+learns, with the schedules of `experiments/atari_pqn.py`, and `--desktop` has the other settings of that preset; here
+it learns from observations that are normalised by the newest moments.
 """
 
 import argparse
@@ -89,6 +90,8 @@ def main() -> None:
     parser.add_argument("--desktop", action="store_true", help="settings of the preset desktop")
     parser.add_argument("--out", help="JSON file for the learning curve")
     options = parser.parse_args()
+    if options.out and not options.timesteps:
+        parser.error("--out needs --timesteps")
     if options.desktop:
         options.num_envs, options.segment_length, options.num_epochs = 16, 32, 2
     threads = len(os.sched_getaffinity(0))
@@ -186,8 +189,7 @@ def main() -> None:
     tuned_to = {"acting_threads": acting_threads, "learning_threads": learning_threads, "part": part}
     found = {"steps_per_s": rate, **tuned_to, "torch": torch.__version__}
     if options.out:
-        timesteps, scores = zip(*curve, strict=True)
-        found |= {"settings": vars(options), "timesteps": timesteps, "training_mean": scores}
+        found |= {"settings": vars(options), "timesteps": [x for x, _ in curve], "training_mean": [x for _, x in curve]}
         Path(options.out).write_text(json.dumps(found) + "\n")
     print(json.dumps(found))
 

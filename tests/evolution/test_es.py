@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import probes
 import pytest
 
@@ -80,6 +81,15 @@ def test_the_update_is_the_papers(compiled):
         theta = theta - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
         np.testing.assert_allclose(flat(current(state)), theta, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(metrics["gradient_norm"], np.linalg.norm(gradient), rtol=1e-4)
+
+
+def test_optimizers_are_told_the_mean_return(compiled):
+    told = optax.GradientTransformationExtraArgs(
+        lambda params: jnp.float32(0), lambda updates, state, params=None, *, mean_return, **_: (updates, mean_return)
+    )
+    strategy = compiled(es(optimizer=told, learning_rate=None))
+    _, state, _ = moved(strategy, strategy.init(jax.random.key(0), CODE), np.arange(N, dtype=float))
+    np.testing.assert_allclose(jax.tree.leaves(state.optimizer), (N - 1) / 2)
 
 
 def generations(scripted, scores, behaviors=(), validation=None, **changes):

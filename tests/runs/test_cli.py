@@ -48,7 +48,9 @@ def test_compare(capsys, tmp_path):
     assert (tmp_path / "comparison.png").exists()
 
 
-@pytest.mark.parametrize("words", [("play", "/nowhere"), ("compare",), ("plot", "policy.stablehlo")])
+@pytest.mark.parametrize(
+    "words", [("play", "/nowhere"), ("compare",), ("plot", "policy.stablehlo"), ("play", "zoo:a", "--which", "last")]
+)
 def test_errors_are_one_line(words, capsys):
     assert main(list(words)) == 2
     out, err = capsys.readouterr()

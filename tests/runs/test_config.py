@@ -136,6 +136,8 @@ def test_objects_without_a_json_form_are_named_and_not_rebuilt():
     json.dumps(data)
     with pytest.raises(ValueError, match="object"):
         from_json(data["lock"])
+    with pytest.raises(ValueError, match="no public name"):
+        from_json(to_json(optax.adam(1e-3)))
 
 
 def test_a_class_of_a_script_is_the_same_when_the_script_is_imported():

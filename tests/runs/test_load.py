@@ -72,14 +72,6 @@ def test_an_environment_of_the_user_is_passed_as_an_object(evolved):
         vx.load(evolved.run_dir, custom=[vx.envs.cartpole(num_envs=8, groups=2)])
 
 
-def test_a_learner_goes_on_with_other_threads_but_not_with_other_environments(tmp_path):
-    env = lambda **changes: vx.envs.envpool("CartPole-v1", **{"num_envs": 2, "threads": 1} | changes)  # noqa: E731
-    train(learning(env()), tmp_path, steps=1)
-    assert len(vx.load(tmp_path, custom=[env(threads=2)]).resume(steps=2).metrics) == 2
-    with pytest.raises(ValueError, match="num_envs: 2 in the run, 4 now"):
-        vx.load(tmp_path, custom=[env(num_envs=4)])
-
-
 def test_an_algorithm_of_the_user_is_passed_as_an_object(tmp_path):
     run = train(random_walk(), tmp_path, steps=3)
     with pytest.raises(ValueError, match=r"tests\.random_walk"):

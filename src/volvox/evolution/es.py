@@ -15,7 +15,7 @@ import optax
 
 from volvox._checks import check_type, integers, numbers
 from volvox.evolution.novelty import Novelty
-from volvox.evolution.strategy import SHAPINGS, Scalars, Scheduled, Shaping, fitness, mean_length, schedule
+from volvox.evolution.strategy import SHAPINGS, Scalars, Scheduled, Shaping, fitness, mean_length, schedule, summary
 from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors, weighted_noise
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.sparsity.optimizers import Optimizer, make_optimizer
@@ -175,8 +175,8 @@ class ES:
         params, optimizer = jax.tree.map(lambda x: x[base], (state.bases, state.optimizer))
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
-        score = fitness(evaluation).mean()
-        updates, optimizer = self.transformation.update(gradient, optimizer, params, mean_return=score)
+        mean_return = summary(evaluation)["training_mean"]
+        updates, optimizer = self.transformation.update(gradient, optimizer, params, mean_return=mean_return)
         params = optax.apply_updates(params, updates)
         metrics = {
             "gradient_norm": optax.tree.norm(gradient),

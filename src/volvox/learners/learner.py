@@ -47,8 +47,8 @@ class Learner:
     and `metrics` (`volvox.data.metrics.Metrics`); rows have the compression of its fields `params` and `optimizer`.
     `collected` is changed by acting: segments, a replay, recurrent states, moments of observations. Its field
     `collectors`, if it has one, belongs to the environments and begins anew with them. Its field `replays` is not saved
-    if the settings have `save_replay=False` or if there are several devices, on which a learner sums its gradients over
-    `env.axis`.
+    before anything was played, if the settings have `save_replay=False`, or if there are several devices, on which a
+    learner sums its gradients over `env.axis`.
 
     Attributes:
       policy: Policy that acts with `variables`.

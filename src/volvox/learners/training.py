@@ -470,8 +470,9 @@ class Training:
             if state.evaluated.best > -np.inf:
                 best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=watch)
                 played += further
-            evaluated = {"the evaluation": returns, "the best policy": np.tile(best_returns, (number, 1))}
-            require_finite({f"the returns of {x}": y for x, y in evaluated.items()}, self.env.spec.name, number)
+            require_finite({"the returns of the evaluation": returns}, self.env.spec.name, number)
+            best_of_all = np.tile(best_returns, (number, 1))
+            require_finite({"the returns of the best policy": best_of_all}, self.env.spec.name, number)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
             policy_of = functools.partial(self.policy_of, candidates)
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
@@ -661,7 +662,7 @@ class Training:
 
     def save(self, state: LearnState) -> LearnState:
         """Returns the part of the state that checkpoints hold."""
-        saves_replay = getattr(self.stages.settings, "save_replay", True) and state.timesteps > 0  # it begins empty
+        saves_replay = getattr(self.stages.settings, "save_replay", True) and int(state.acting.draws) > 0
         return state if saves_replay else without(state, "collectors", "replays")
 
     def restore(self, saved: ArrayTree) -> LearnState:

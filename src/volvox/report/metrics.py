@@ -18,7 +18,7 @@ from volvox.data.metrics import EACH
 from volvox.envs.envpool_tasks import atari_game, known_scores
 from volvox.report.files import numbers
 
-SCORES = (*("elite_score", "evaluation_mean", "validation_mean", "test_score", "training_mean", "training_best"),)
+SCORES = ("elite_score", "evaluation_mean", "validation_mean", "test_score", "training_mean", "training_best")
 """Metrics by which runs are compared, the most informative one first."""
 _MIN_RUNS = 3
 """Smallest number of runs of each task for which an interval is given."""

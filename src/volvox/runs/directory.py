@@ -40,9 +40,6 @@ from volvox.runs import checkpoint
 from volvox.runs.config import differences, to_json
 from volvox.types import Algorithm, Array
 
-HOST_SETTINGS = ("threads", "workers")
-"""Arguments of an environment that may differ between machines."""
-
 
 def versions() -> dict[str, str]:
     """Versions of volvox and of packages that affect its results."""
@@ -202,8 +199,9 @@ class RunDirectory:
             return None
         saved = read_config(path)
         found = differences(saved["algorithm"], self.config["algorithm"])
-        found = [line for line in found if not line.startswith(tuple(f"algorithm.env.{x}:" for x in HOST_SETTINGS))]
-        if found := [*found, *(["seed: the run has another"] if saved["key"] != self.config["key"] else [])]:
+        if saved["key"] != self.config["key"]:
+            found.append("seed: the run began with another seed, or another kind of key")
+        if found:
             advice = "pass the same settings, give another run_dir, or use run.resume(changes={name: value})"
             raise ValueError("\n  ".join([f"{path} holds a run with other settings; {advice}:", *found]))
         self.config = saved

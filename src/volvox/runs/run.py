@@ -25,7 +25,7 @@ from volvox.report.metrics import atari_scores, of_learner
 from volvox.rollout import scoring
 from volvox.rollout.scoring import Actor, Protocol, Score, reference_batch
 from volvox.runs.config import differences, from_json, to_json
-from volvox.runs.directory import HOST_SETTINGS, all_fail_together, change_settings, read_run, saved_key
+from volvox.runs.directory import all_fail_together, change_settings, read_run, saved_key
 from volvox.runs.export import export, is_exported, load_exported
 from volvox.types import Algorithm, ArrayTree, Env, Genotype
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Which = Literal["best", "last"]
 _GENOTYPES = ("volvox.networks.genotype", "volvox.networks.genotype_from_functions")
+_LAYOUT = ("num_envs", "groups", "threads")
+"""Arguments of an environment that do not change its episodes."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -299,9 +301,7 @@ def load(run_dir: str | os.PathLike[str], *, custom: Iterable[Any] = (), algorit
         return load_exported(path)
     config = read_config(path)
     algorithm = rebuild(config["algorithm"], custom, path) if algorithm is None else algorithm
-    # Members of a population do not depend on the number of slots.
-    layout = (*HOST_SETTINGS, *(("num_envs", "groups") if "strategy" in config["algorithm"] else ()))
-    ignored = [f"algorithm.env.{name}:" for name in layout]
+    ignored = [f"algorithm.env.{name}:" for name in _LAYOUT]
     if any(isinstance(value, Genotype | nn.Module) for value in custom):
         # A network may have another name; the structure of its parameters is compared with the checkpoint.
         ignored.append("algorithm.network")

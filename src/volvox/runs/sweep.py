@@ -401,7 +401,7 @@ class Sweep:
 
         Returns:
           Their mappings (`trials`) with `score_again` and `scores_again`, which are None and [] if the run diverged.
-          The runs are in `again/`, and a later call reads them.
+          The runs are in `again/`, and a later call reads them; a diverged one has a file `diverged`.
 
         Raises:
           KeyboardInterrupt: A run was interrupted; a later call continues it.
@@ -415,12 +415,13 @@ class Sweep:
                 algorithm = remake([several[i] for i in trial["learners"]], num_learners=1)
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
             seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
-            try:
-                if (folder / DIVERGED).exists():
-                    raise FloatingPointError("diverged in an earlier call")
-                run = _train(algorithm, seed, folder, self._about["budget"])
-            except FloatingPointError as error:
-                write_file(folder / DIVERGED, f"{error}\n")
+            run = None
+            if not (folder / DIVERGED).exists():
+                try:
+                    run = _train(algorithm, seed, folder, self._about["budget"])
+                except FloatingPointError as error:
+                    write_file(folder / DIVERGED, f"{error}\n")
+            if run is None:
                 found.append({**trial, "score_again": None, "scores_again": []})
                 continue
             if run.interrupted:
