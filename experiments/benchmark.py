@@ -293,6 +293,8 @@ class Run:
 class Draw:
     """Compares the runs that are complete, and draws their curves.
 
+    Rows of an earlier result that have no runs in `run_dir` stay in it.
+
     Attributes:
       size: Which list of rows.
       run_dir: Directory of the runs.
@@ -547,7 +549,8 @@ def picture(rows: dict[str, dict[str, Any]]) -> Figure:
 
 def draw(options: Draw) -> int:
     """Compares the runs that are complete, and writes JSON, picture and table."""
-    rows: dict[str, dict[str, Any]] = {}
+    result = options.out / f"{options.size}.json"
+    known, rows = json.loads(result.read_text())["rows"] if result.exists() else {}, dict[str, dict[str, Any]]()
     for row in ROWS[options.size]():
         paths = {side: run_path_of(options.run_dir, row, side, 0).parent.glob(f"{side}-*.json") for side in SIDES}
         runs = {side: [json.loads(path.read_text()) for path in found] for side, found in paths.items()}
@@ -555,11 +558,13 @@ def draw(options: Draw) -> int:
             one.sort(key=lambda run: run["settings"]["seed"])
         if min(map(len, runs.values())) >= 2:
             rows[row.name] = compare(row, runs)
+        elif row.name in known:  # its runs are in another directory
+            rows[row.name] = known[row.name]
     if not rows:
         raise ValueError(f"{options.run_dir} has no row with two complete runs of each side; run some first.")
     about = {"episodes": NUM_EPISODES, "reference": REFERENCE, "versions": versions()}
     options.out.mkdir(parents=True, exist_ok=True)
-    write_file(options.out / f"{options.size}.json", json.dumps({**about, "rows": rows}) + "\n")
+    write_file(result, json.dumps({**about, "rows": rows}) + "\n")
     write_file(options.out / f"{options.size}.md", ABOUT.format(size=options.size, table="\n".join(lines(rows))))
     picture(rows).savefig(options.out / f"{options.size}.png", dpi=80)
     print("\n".join(lines(rows)))

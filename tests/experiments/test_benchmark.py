@@ -67,6 +67,8 @@ def test_results_are_drawn(module, row, monkeypatch, tmp_path, capsys):
     page, shown = (tmp_path / "out" / "small.md").read_text(), capsys.readouterr().out
     assert page.endswith(shown)
     assert "| **better** | 2 | not measured |" in shown
+    assert module.draw(module.Draw(run_dir=str(tmp_path / "other"), out=tmp_path / "out")) == 0  # keeps what it has
+    assert json.loads((tmp_path / "out" / "small.json").read_text()) == written
 
 
 @pytest.mark.parametrize("size", ["small", "full"])
