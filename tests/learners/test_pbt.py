@@ -26,9 +26,9 @@ def test_the_worst_copy_the_best_and_settings_vary_within_their_ranges():
     pbt = vx.PBT(every=1, explore=EXPLORE, fraction=0.2, factor=2.0, resample=0.5)
     before = {**pbt.draw(jax.random.key(0), 50), "discount": jnp.linspace(0.9, 0.99, 50)}
     assert all(r.low <= before[name].min() < before[name].max() <= r.high for name, r in EXPLORE.items())
-    scores = jax.random.permutation(jax.random.key(1), 50.0 * jnp.arange(50))
+    scores = jax.random.permutation(jax.random.key(1), 50.0 * jnp.arange(50)).at[7].set(jnp.nan)
     parents, after = pbt.exchange(jax.random.key(2), scores, before)
-    order = np.argsort(scores)
+    order = np.argsort(np.nan_to_num(scores, nan=-1.0))
     replaced = np.flatnonzero(np.asarray(parents) != np.arange(50))
     assert set(replaced) == set(order[:10].tolist())
     assert set(np.asarray(parents)[replaced]) <= set(order[-10:].tolist())

@@ -256,11 +256,6 @@ def test_after_an_error_the_last_good_state_is_saved(place, tmp_path):
     assert checkpoint.steps(tmp_path / "checkpoints")[-1] == 2
 
 
-def test_one_logger_without_a_tuple_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="tuple"):
-        train(random_walk(), tmp_path, steps=1, loggers=vx.loggers.csv())
-
-
 def test_loggers_receive_each_row_once_and_earlier_ones_at_the_start(tmp_path):
     seen = []
 

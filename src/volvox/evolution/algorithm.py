@@ -339,14 +339,13 @@ class _Evolution:
                 lineage=lineages.extend(state.lineage, survivors),
                 members=(state.members or {}) | {f"base_{name}": x for name, x in survivors._asdict().items()},
             )
-        elapsed = time.perf_counter() - began
         state = state._replace(generation=state.generation + 1)
         longer = self.cutoff.grown(state.max_episode_steps, row["fraction_cut"])
         if longer > state.max_episode_steps:
             inner, score = self.strategy.forget_scores(state.strategy), EliteScore(length=state.score.length)
             state = state._replace(max_episode_steps=longer, score=score, strategy=inner)
         row |= state.counts._asdict() | {"timesteps": state.counts.frames // self.env.spec.frame_skip}
-        row["frames_per_second"] = (state.counts.total_frames - frames) / elapsed
+        row["frames_per_second"] = (state.counts.total_frames - frames) / (time.perf_counter() - began)
         return state, row | self.evaluator.figures()
 
     def _with_elite(

@@ -78,7 +78,7 @@ class PBT:
           (int32 `[S]`: the learner that each copies, itself for most; the new settings `[S]`).
         """
         size, itself = len(scores), jnp.arange(len(scores))
-        count, order = max(1, int(self.fraction * size)), jnp.argsort(-scores)
+        count, order = max(1, int(self.fraction * size)), jnp.argsort(-scores)  # NaN is last
         choice_key, draw_key, key = jax.random.split(key, 3)
         parents = itself.at[order[-count:]].set(jax.random.choice(choice_key, order[:count], (count,)))
         drawn, numbers = self.draw(draw_key, size), {name: x[parents] for name, x in numbers.items()}

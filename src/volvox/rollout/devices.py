@@ -5,7 +5,6 @@ state has a leading device axis `[D, ...]`, which is sharded over the devices. I
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -167,8 +166,6 @@ def join_groups(devices: Devices, groups: Sequence[Sequence[EnvGroup]]) -> tuple
     if one.traceable:
         return tuple(_joined(devices, parts) for parts in zip(*groups, strict=True))
     if len(groups) > 1:
-        for group in itertools.chain(*groups):
-            group.close()
         raise ValueError(
             f"{one.spec.name} is driven from Python, which supports one device in each process; start as many "
             "processes as devices (volvox.distributed.initialize)."

@@ -331,8 +331,8 @@ class Actor:
           An action of the environment's action space: a NumPy scalar or an array, `[B, ...]` for a batch.
 
         Raises:
-          ValueError: An observation has another shape or kind of numbers, numbers do not fit into its dtype, or, with a
-            recurrent policy, the batch size differs from that of the call before: call `reset` first.
+          ValueError: An observation has another shape or kind of numbers, or numbers do not fit into its dtype. With a
+            recurrent policy also if the batch size has changed without a call of `reset`.
         """
         like, name = self.spec.observation, self.spec.name
         batch = convert_observation(observation, like, name)

@@ -171,10 +171,8 @@ def open_loggers(
       A function that writes the row of a step to all of them.
 
     Raises:
-      TypeError: `loggers` is not a sequence, or a logger lacks a method.
+      TypeError: A logger lacks a method.
     """
-    if not isinstance(loggers, Sequence):
-        raise TypeError(f"loggers={loggers!r}: give a tuple, such as (vx.loggers.csv(),)")
     opened: list[Any] = []
     for given in loggers:
         is_open = hasattr(given, "write") and not isinstance(given, type)
