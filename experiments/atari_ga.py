@@ -26,8 +26,8 @@ class Settings:
 
 
 QUICK = Settings(
-    strategy=vx.GA.quick(),
-    validation=vx.Validation.quick(),
+    strategy=vx.GA(population_size=32, num_parents=6, mutation_std=0.01),
+    validation=vx.Validation(num_elite_candidates=3, num_validation_episodes=4, pool_validations=True),
     env=Atari(num_envs=16),
     population=Population(network="small", max_episode_steps="500", generations=None),
     run=Run(run_dir="runs/atari_ga", minutes=5),

@@ -21,7 +21,8 @@ class Settings:
     """PQN on an Atari game.
 
     Attributes:
-      network: nature: CleanRL's; small: GA3C's small network; lstm: 256 cells on the small one. Layers are normalised.
+      network: nature: the layers of DQN's; small: GA3C's small network; lstm: 256 cells on the small one. Layers are
+        normalised over their channels.
     """
 
     learner: vx.PQN

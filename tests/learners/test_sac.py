@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import probes
 import pytest
-from flax import linen as nn
 
 import volvox as vx
 from volvox.data.replay import Batch
 from volvox.networks import MLP, ActorAndCritic, NextObservationNetwork, QNetwork
 from volvox.networks.distributions import tanh_gaussian
+from volvox.sparsity import Dynamic, masks_of, sparse
 
 ENV = probes.target(size=1, num_envs=8, groups=2)
 LINEAR = ActorAndCritic(MLP(2, hidden=()), QNetwork(hidden=()))
@@ -69,6 +69,13 @@ def test_drawn_actions_have_the_bounds_of_the_environment():
     policy = vx.SAC(**SMALL).bind(LINEAR, env).policy
     drawn = policy.sample(jax.random.key(0), jnp.float32([[0.0, -20.0]] * 4))
     np.testing.assert_allclose(drawn, 1.0, atol=1e-4)
+
+
+def test_an_entropy_that_no_policy_has_is_refused():
+    """Even actions in [-1, 1] have the largest, log 2."""
+    vx.SAC(target_entropy=0.69).bind(LINEAR, ENV)
+    with pytest.raises(ValueError, match="target_entropy"):
+        vx.SAC(target_entropy=0.7).bind(LINEAR, ENV)
 
 
 @pytest.mark.slow
@@ -156,11 +163,27 @@ def test_an_update_is_the_algorithms(temperature):
 
 
 @pytest.mark.slow
-def test_the_answer_is_found(trained):
+@pytest.mark.parametrize(
+    ("options", "densely_connected"),
+    [
+        ({}, False),
+        ({"n_step": 2}, True),
+        ({"optimizer": sparse(optax.adam(3e-3), Dynamic(sparsity=0.5, every=50)), "learning_rate": None}, True),
+    ],
+    ids=["plain", "two steps", "sparse"],
+)
+def test_the_answer_is_found(options, densely_connected, trained):
     """Every step asks for another number; random answers earn -8 * 2/3 an episode, the right ones nothing."""
-    settings = vx.SAC(**SMALL, discount=0.5, timesteps_per_iteration=1_600, target_entropy=-2.0)
-    network = ActorAndCritic(MLP(2, hidden=(32,), activation=nn.relu), QNetwork(hidden=(32,)))
-    algorithm, state, row = trained(settings, network, ENV)
+    given = SMALL | {"discount": 0.5, "timesteps_per_iteration": 1_600, "target_entropy": -2.0} | options
+    network = ActorAndCritic.mlp(1, (32, 32), gaussian=True, densely_connected=densely_connected)
+    algorithm, state, row = trained(vx.SAC(**given), network, ENV)
+    score = vx.play(ENV, algorithm.policy, algorithm.variables(state), num_episodes=100)
+    assert score.mean > -0.2
+    if "optimizer" in options:
+        params, live = state.learning.params, masks_of(state.learning.optimizer.critics)
+        for tree, mask in zip((*params.critics, *state.learning.targets), (*live, *live), strict=True):
+            kernel, mask = (np.asarray(x["Dense_1"]["kernel"]) for x in (tree, mask))
+            assert not kernel[~mask[:, 0]].any()
     asked = np.linspace(-0.8, 0.8, 5, dtype=np.float32)[:, None]
     output, _ = algorithm.policy.apply(algorithm.variables(state), jnp.asarray(asked), ())
     np.testing.assert_allclose(algorithm.policy.mode(output), asked, atol=0.25)

@@ -83,11 +83,6 @@ class GA:
         return cls(population_size=1_000, num_parents=20, mutation_std=0.002)
 
     @classmethod
-    def quick(cls) -> "GA":
-        """For two cores and five minutes: a small population, with `Validation.quick()`."""
-        return cls(population_size=32, num_parents=6, mutation_std=0.01)
-
-    @classmethod
     def random_search(cls, **settings: Any) -> "GA":
         """Random search (Such et al. 2017, section 4.1): no parents. `settings` are other fields."""
         return cls(num_parents=0, **settings)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.stats
 import numpy as np
 import optax
 
@@ -133,11 +134,8 @@ def centered_ranks(fitness: Array) -> Array:
     Returns:
       float32 `[N]` of mean 0.
     """
-    in_order = jnp.sort(fitness)
-    below = jnp.searchsorted(in_order, fitness, side="left")
-    up_to = jnp.searchsorted(in_order, fitness, side="right")
-    rank = (below + up_to - 1) / 2
-    return rank.astype(jnp.float32) / max(fitness.shape[0] - 1, 1) - (0.5 if fitness.shape[0] > 1 else 0.0)
+    rank, last = jax.scipy.stats.rankdata(fitness).astype(jnp.float32) - 1, len(fitness) - 1
+    return rank / last - 0.5 if last else rank
 
 
 def z_scores(fitness: Array) -> Array:
@@ -239,11 +237,6 @@ class Validation:
     def paper(cls) -> "Validation":
         """Such et al. 2017: 10 candidates, 30 validation episodes of each, and 200 test episodes."""
         return cls(num_elite_candidates=10, num_validation_episodes=30, num_test_episodes=200)
-
-    @classmethod
-    def quick(cls) -> "Validation":
-        """For two cores and five minutes: few episodes, hence pooled."""
-        return cls(num_elite_candidates=3, num_validation_episodes=4, pool_validations=True)
 
 
 class EliteScore(NamedTuple):

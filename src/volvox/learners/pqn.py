@@ -37,11 +37,16 @@ _EPSILON_CLEANRL = optax.linear_schedule(1.0, 0.01, 1_000_000)
 class PQN:
     """Settings of a parallelised Q-network, with purejaxql's constants for CartPole with 32 environments.
 
-    Two things differ: purejaxql multiplies rewards by 0.1 instead of normalising them, and its rate falls to 0.
+    purejaxql multiplies rewards by 0.1 instead of normalising them, its rate falls to 0, it learns before it acts again
+    (`lag` 0), and its targets end where the environment's time limit does.
+
+    Policies that are evaluated take the best actions; `run.evaluate(sampled=True)` plays with the last value
+    of `epsilon` in the settings.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
-      epsilon: Probability of a random action: a number, or a schedule over timesteps of all environments.
+      epsilon: Probability of a random action: a number, or a schedule over timesteps of all environments, which
+        changes after each round.
       learning_rate: As in `PPO`.
       optimizer: As in `PPO`.
       anneal_timesteps: As in `PPO`.
@@ -112,7 +117,8 @@ class PQN:
         """Returns the constants of CleanRL's pqn_atari_envpool.py, for 8 environments and 10 million timesteps.
 
         The differences listed in `atari` apply here too. In CleanRL's script, targets also reach beyond the end of an
-        episode.
+        episode, squared errors are not halved, which matters where gradients are clipped, layer normalisation is over
+        whole images, and output weights are orthogonal.
         """
         sizes: Any = {"segment_length": 128, "num_epochs": 4, "num_minibatches": 4, "anneal_timesteps": 10_000_000}
         return dataclasses.replace(cls.atari(), **sizes, epsilon=_EPSILON_CLEANRL, rounds_per_iteration=5)

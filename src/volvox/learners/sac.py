@@ -9,6 +9,7 @@ The network of the actor gives a mean and a standard deviation for each componen
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -124,7 +125,9 @@ class _SAC(OffPolicy):
 
     def __init__(self, settings: SAC, network: ActorAndCritic, env: Env):
         super().__init__(settings, network, env, outputs=2)
-        net = self.networks
+        net, target, largest = self.networks, settings.target_entropy, math.log(2) * env.spec.action.shape[-1]
+        if target is not None and not isinstance(target, jax.Array) and target >= largest:
+            raise ValueError(f"target_entropy={target} must be below {largest:.3g}, that of even actions in [-1, 1].")
 
         def sample(key: Array, output: Array) -> Array:
             return net.scale(self.explore(output, jax.random.normal(key, (*output.shape[:-1], *net.spec.action.shape))))
@@ -188,7 +191,7 @@ class _SAC(OffPolicy):
         return self.update_temperature(learning, batch, noise[:, 1])
 
     def update_temperature(self, learning: SACLearning, batch: Batch, noise: Array) -> SACLearning:
-        """Moves the temperature down if the entropy is above its target (equation 18), for log α."""
+        """Moves log α down if the entropy is above its target, by the gradient of equation 18 without its factor α."""
         target = self.settings.target_entropy
         target = -float(noise.shape[-1]) if target is None else target
         _, log_prob = tanh_gaussian(*self.networks.gaussian(learning.params.actor, batch.observation), noise)

@@ -101,8 +101,12 @@ class Run:
         learners = self.algorithm.learners
         if self.state is None or i not in range(len(learners)):
             raise ValueError(f"i={i!r}: this run has {len(learners) if self.state is not None else 0} learners")
-        algorithm = self.algorithm._replace(variables=learners[i], last_variables=None, learners=(learners[i],))
-        metrics = of_learner(self.metrics, i) if len(learners) > 1 else self.metrics
+        algorithm, metrics, config = self.algorithm, self.metrics, self.algorithm.config
+        algorithm = algorithm._replace(variables=learners[i], last_variables=None, learners=(learners[i],))
+        if len(learners) > 1:
+            metrics = of_learner(metrics, i)
+            if isinstance(settings := config.get("settings"), Sequence):  # policies of PQN differ in ε
+                algorithm = algorithm._replace(policy=settings[i].bind(config["network"], algorithm.env).policy)
         return dataclasses.replace(self, algorithm=algorithm, metrics=metrics, run_dir=None)
 
     def evaluate(
@@ -122,7 +126,7 @@ class Run:
           which: The best policy so far, or the last; see `variables`.
           protocol: "sticky", "exact" or "fresh"; see `volvox.play`.
           num_envs: Environments that exist at a time; see `volvox.play`.
-          sampled: Draw actions instead of taking the likeliest.
+          sampled: Draw actions instead of taking the likeliest (PQN: with the last ε, of the first learner's settings).
           seed: Seed of environments and actions. Training is unlikely to use the default.
 
         Raises:
