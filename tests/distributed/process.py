@@ -18,10 +18,15 @@ import volvox as vx
 
 def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algorithm:
     """A learner on a pure-JAX environment."""
+    env = probe.corridor(num_envs=num_envs, groups=groups)
+    if kind == "pqn":
+        network: Any = vx.networks.MLP(2, (8,), layer_norm=True)
+        changes: Any = {"num_minibatches": 1, "rounds_per_iteration": 3, "learning_rate": 1e-2}
+        return vx.learn(vx.PQN(segment_length=8, **changes), network, env, **options)
     if kind == "a3c":
         settings: Any = vx.A3C(segment_length=5, learning_rate=0.01, updates_per_iteration=5)
     elif kind == "ppo":
-        changes: Any = {"kl_stop": 0.02, "normalize_observations": True, "normalize_rewards": True, "lag": 0}
+        changes = {"kl_stop": 0.02, "normalize_observations": True, "normalize_rewards": True, "lag": 0}
         settings = vx.PPO(segment_length=8, num_minibatches=1, rounds_per_iteration=3, **changes)
     else:
         changes = {"batch_size": 16, "random_timesteps": 32, "replay_size": 256, "timesteps_per_iteration": 64}
@@ -29,7 +34,6 @@ def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algor
         env = probe.target(num_envs=num_envs, groups=groups)
         actor, critic = vx.networks.MLP(2, (8,), activation=nn.relu), vx.networks.QNetwork((8,))
         return vx.learn(settings, vx.networks.ActorAndCritic(actor, critic), env, **options)
-    env = probe.corridor(num_envs=num_envs, groups=groups)
     return vx.learn(settings, vx.networks.ActorCritic(2, vx.networks.MLP(8, (8,))), env, **options)
 
 

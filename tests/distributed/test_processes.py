@@ -99,7 +99,7 @@ def test_two_processes_learn_like_one_with_all_environments(tmp_path):
 def test_two_devices_of_one_process_learn_like_one_device(tmp_path):
     code = """
 import json, jax, process, volvox as vx
-cases = [("ppo", 4, 1, {}), ("td3", 4, 2, {"num_learners": 4})]
+cases = [("ppo", 4, 1, {}), ("pqn", 4, 1, {}), ("td3", 4, 2, {"num_learners": 4})]
 found = {}
 for kind, num_envs, groups, options in cases:
     variables, row = process.learned(kind, num_envs, groups, 3, devices=jax.devices(), **options)
@@ -116,7 +116,8 @@ for name, options in {"one": {}, "several": {"num_learners": 2, "pbt": pbt}}.ite
 print(json.dumps(found))
 """
     found = on_two_devices(code, tmp_path)
-    assert_same(found["ppo"], process.learned("ppo", 8, 1, 3))
+    for kind in ("ppo", "pqn"):
+        assert_same(found[kind], process.learned(kind, 8, 1, 3))
     assert_same(found["td3"], process.learned("td3", 4, 2, 3, num_learners=4))  # whole learners on each device
     assert found["rows"][:2] == [32, 2]  # 256 timesteps on two devices, in two groups of two environments each
     updates = found["one"]["update"]
