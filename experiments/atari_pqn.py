@@ -21,7 +21,7 @@ class Settings:
     """PQN on an Atari game.
 
     Attributes:
-      network: nature: the layers of DQN's; small: GA3C's small network; lstm: 256 cells on the small one. Layers are
+      network: nature: DQN's convolutions; small: GA3C's small network; lstm: 256 cells on the small one. Layers are
         normalised over their channels.
     """
 

@@ -21,7 +21,7 @@ def algorithm(kind: str, num_envs: int, groups: int, **options: Any) -> vx.Algor
     env = probe.corridor(num_envs=num_envs, groups=groups)
     if kind == "pqn":
         network: Any = vx.networks.MLP(2, (8,), layer_norm=True)
-        changes: Any = {"num_minibatches": 1, "rounds_per_iteration": 3, "learning_rate": 1e-2}
+        changes: Any = {"num_minibatches": 1, "rounds_per_iteration": 3, "epsilon": 0.3}
         return vx.learn(vx.PQN(segment_length=8, **changes), network, env, **options)
     if kind == "a3c":
         settings: Any = vx.A3C(segment_length=5, learning_rate=0.01, updates_per_iteration=5)

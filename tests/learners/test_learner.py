@@ -384,6 +384,7 @@ def test_presets_have_the_published_constants(preset, constants):
         (PPO, {"anneal_timesteps": 9, "learning_rate": RATE}, NETWORK, CORRIDOR),
         (PPO, {"num_minibatches": 5}, NETWORK, CORRIDOR),
         (PQN, {"epsilon": 1.5}, NETWORK, CORRIDOR),
+        (PQN, {"epsilon": optax.linear_schedule(1.0, -0.1, 9)}, NETWORK, CORRIDOR),
         (TD3, {"batch_size": 33}, ACTOR_CRITIC, TARGET),
         (TD3, {"replay_size": 31}, ACTOR_CRITIC, TARGET),
         (TD3, {"updates_per_timestep": 0.3}, ACTOR_CRITIC, TARGET),

@@ -72,7 +72,7 @@ def test_sparse_networks_learn_values(learned):
 
 @pytest.mark.slow
 def test_the_defaults_learn_cartpole():
-    """The longest episodes earn 500. Without normalised rewards the mean is 67 after 100,000 timesteps."""
+    """The longest episodes earn 500."""
     env, network = vx.envs.cartpole(num_envs=32), MLP(2, (64, 64), nn.relu, layer_norm=True)
     algorithm = vx.learn(vx.PQN(), network, env, num_learners=2, evaluate_every=50_000, num_evaluation_episodes=20)
     run = vx.train(algorithm, seed=0, max_timesteps=300_000, progress=False)

@@ -134,8 +134,8 @@ def centered_ranks(fitness: Array) -> Array:
     Returns:
       float32 `[N]` of mean 0.
     """
-    rank, last = jax.scipy.stats.rankdata(fitness).astype(jnp.float32) - 1, len(fitness) - 1
-    return rank / last - 0.5 if last else rank
+    ranks, n = jax.scipy.stats.rankdata(fitness).astype(jnp.float32) - 1, len(fitness)
+    return ranks / (n - 1) - 0.5 if n > 1 else ranks
 
 
 def z_scores(fitness: Array) -> Array:

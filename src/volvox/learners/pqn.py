@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from volvox._checks import numbers
+from volvox._checks import INT32, number, numbers
 from volvox.data import metrics
 from volvox.data.metrics import Metrics
 from volvox.data.segments import Segment
@@ -37,16 +37,15 @@ _EPSILON_CLEANRL = optax.linear_schedule(1.0, 0.01, 1_000_000)
 class PQN:
     """Settings of a parallelised Q-network, with purejaxql's constants for CartPole with 32 environments.
 
-    purejaxql multiplies rewards by 0.1 instead of normalising them, its rate falls to 0, it learns before it acts again
-    (`lag` 0), and its targets end where the environment's time limit does.
+    Instead of normalising rewards, purejaxql multiplies them by 0.1. Its learning rate falls to 0, it learns before it
+    acts again (`lag` 0), and it treats time limits as terminations.
 
-    Policies that are evaluated take the best actions; `run.evaluate(sampled=True)` plays with the last value
-    of `epsilon` in the settings.
+    Evaluation is greedy; `run.evaluate(sampled=True)` uses the last ε of the settings.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
-      epsilon: Probability of a random action: a number, or a schedule over timesteps of all environments, which
-        changes after each round.
+      epsilon: Probability of a random action: a number, or a schedule over timesteps of all environments of a learner,
+        which changes after each round. The default falls from 1 to 0.2 over 100,000 timesteps.
       learning_rate: As in `PPO`.
       optimizer: As in `PPO`.
       anneal_timesteps: As in `PPO`.
@@ -89,15 +88,17 @@ class PQN:
     def __post_init__(self):
         check_epochs(self)
         numbers(self, "epsilon", low=0, high=1)
+        for timesteps in (0, INT32):
+            number("epsilon", float(self.epsilon_at(timesteps)), low=0, high=1)
 
     @classmethod
     def atari(cls) -> "PQN":
         """Returns purejaxql's constants for Atari, for 128 environments and 10 million timesteps.
 
         The network is `vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))`. Longer
-        runs need a longer schedule of `epsilon`, a tenth of the run. As in `PPO.atari`, `lag` is 1, a time limit
-        bootstraps, timesteps whose action the emulator discards are left out, and a lost life changes nothing in the
-        game.
+        runs need a longer schedule of `epsilon`, a tenth of the run; here it falls from 1 to 0.001 over a million
+        timesteps. As in `PPO.atari`, `lag` is 1, a time limit bootstraps, timesteps whose action the emulator discards
+        are left out, and a lost life changes nothing in the game.
         """
         return cls(
             segment_length=32,
@@ -116,9 +117,9 @@ class PQN:
     def cleanrl(cls) -> "PQN":
         """Returns the constants of CleanRL's pqn_atari_envpool.py, for 8 environments and 10 million timesteps.
 
-        The differences listed in `atari` apply here too. In CleanRL's script, targets also reach beyond the end of an
-        episode, squared errors are not halved, which matters where gradients are clipped, layer normalisation is over
-        whole images, and output weights are orthogonal.
+        The differences listed in `atari` apply here too. CleanRL's script also bootstraps across the ends of episodes,
+        does not halve squared errors (which matters where gradients are clipped), normalises layers over whole images,
+        and initialises the output with orthogonal weights.
         """
         sizes: Any = {"segment_length": 128, "num_epochs": 4, "num_minibatches": 4, "anneal_timesteps": 10_000_000}
         return dataclasses.replace(cls.atari(), **sizes, epsilon=_EPSILON_CLEANRL, rounds_per_iteration=5)
@@ -142,7 +143,7 @@ class _PQN(Epochs):
     def functions(self, network: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
         """Returns the network as pure functions; its policy samples actions with the final ε."""
         made = q_network(network, spec)
-        last = EpsilonGreedy(made.distribution, self.settings.epsilon_at(2**31 - 1))  # pyright: ignore[reportArgumentType]
+        last = EpsilonGreedy(made.distribution, self.settings.epsilon_at(INT32))  # pyright: ignore[reportArgumentType]
         return made._replace(policy=made.policy._replace(sample=last.sample))
 
     def actions(self, learning: EpochsLearning) -> EpsilonGreedy:

@@ -47,8 +47,8 @@ class SAC:
       target_rate: Weight τ of the new parameters in the moving average of the target critics.
       temperature: Weight α of the policy's entropy. None: it starts at 1 and is learned, so that the entropy is
         `target_entropy`.
-      target_entropy: Entropy in nats of actions in [-1, 1], independent of the environment's bounds. None: minus the
-        number of components.
+      target_entropy: Entropy in nats of actions in [-1, 1], independent of the environment's bounds; below log 2 for
+        each component. None: minus the number of components.
       temperature_learning_rate: Learning rate of Adam for the logarithm of the temperature.
       random_timesteps: As in `TD3`.
       replay_size: As in `TD3`.
@@ -127,7 +127,9 @@ class _SAC(OffPolicy):
         super().__init__(settings, network, env, outputs=2)
         net, target, largest = self.networks, settings.target_entropy, math.log(2) * env.spec.action.shape[-1]
         if target is not None and not isinstance(target, jax.Array) and target >= largest:
-            raise ValueError(f"target_entropy={target} must be below {largest:.3g}, that of even actions in [-1, 1].")
+            raise ValueError(
+                f"target_entropy={target} must be below {largest:.6g}, that of uniform actions in [-1, 1]."
+            )
 
         def sample(key: Array, output: Array) -> Array:
             return net.scale(self.explore(output, jax.random.normal(key, (*output.shape[:-1], *net.spec.action.shape))))
@@ -191,7 +193,7 @@ class _SAC(OffPolicy):
         return self.update_temperature(learning, batch, noise[:, 1])
 
     def update_temperature(self, learning: SACLearning, batch: Batch, noise: Array) -> SACLearning:
-        """Moves log α down if the entropy is above its target, by the gradient of equation 18 without its factor α."""
+        """Moves log α down if the entropy is above its target: equation 18, whose gradient lacks its factor α here."""
         target = self.settings.target_entropy
         target = -float(noise.shape[-1]) if target is None else target
         _, log_prob = tanh_gaussian(*self.networks.gaussian(learning.params.actor, batch.observation), noise)

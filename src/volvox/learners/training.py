@@ -359,7 +359,8 @@ class Training:
             if wrong := [name for name, x in pbt.explore.items() if name not in numbers or x.whole]:
                 raise ValueError(f"explore: {wrong[0]} is not one of {', '.join(numbers)}, or has integers")
             for end in ("low", "high"):  # raises ValueError if the settings refuse it
-                dataclasses.replace(first, **{name: getattr(values, end) for name, values in pbt.explore.items()})
+                changes = {name: getattr(values, end) for name, values in pbt.explore.items()}
+                dataclasses.replace(first, **changes).bind(network, env)
         self._batch = () if self.num_learners == 1 else (self.num_learners,)
         share = self.num_learners  # of each device
         if devices.mesh is not None and self._batch:
@@ -381,6 +382,9 @@ class Training:
         self._numbers = numbers
         self.env = env = env._replace(axis=devices.axis)
         self.learner, self.schedule = first.bind(network, env), first.schedule(env)
+        for one in settings:
+            if one is not first:
+                one.bind(network, env)  # raises if they do not fit
         if (self.schedule.rounds_per_iteration is None) == (self.schedule.timesteps_per_iteration is None):
             raise ValueError("a Schedule needs either rounds_per_iteration or timesteps_per_iteration.")
         if (period := self.schedule.timesteps_per_iteration) is not None:

@@ -293,7 +293,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec, outputs: int = 1)
     """
     check_type("network", networks, ActorAndCritic, "volvox.networks.ActorAndCritic(actor, critic)")
     if not spec.continuous or len(spec.action_shape or ()) != 1:
-        raise ValueError(f"{spec.name} has no continuous actions [B, A], which TD3 and SAC need; use A3C or PPO")
+        raise ValueError(f"{spec.name} has no continuous actions [B, A], which TD3 and SAC need; use A3C, PPO or PQN")
     low, high = np.asarray(spec.action_low, float), np.asarray(spec.action_high, float)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 and SAC need finite bounds")
