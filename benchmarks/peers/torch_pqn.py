@@ -189,7 +189,8 @@ def main() -> None:
     tuned_to = {"acting_threads": acting_threads, "learning_threads": learning_threads, "part": part}
     found = {"steps_per_s": rate, **tuned_to, "torch": torch.__version__}
     if options.out:
-        found |= {"settings": vars(options), "timesteps": [x for x, _ in curve], "training_mean": [x for _, x in curve]}
+        settings = {name: value for name, value in vars(options).items() if name != "out"}
+        found |= {"settings": settings, "timesteps": [x for x, _ in curve], "training_mean": [x for _, x in curve]}
         Path(options.out).write_text(json.dumps(found) + "\n")
     print(json.dumps(found))
 
