@@ -412,7 +412,7 @@ def test_segments_must_fit_into_memory(monkeypatch):
         (PQN(), NETWORK, CORRIDOR, "values of all actions"),
         (TD3(), ACTOR_CRITIC, CORRIDOR, "continuous"),
         (SAC(), ACTOR_CRITIC, CORRIDOR, "continuous"),
-        (SAC(), ACTOR_CRITIC, TARGET, "actor"),
+        (SAC(), ACTOR_CRITIC, TARGET, "gaussian=True"),
     ],
 )
 def test_networks_and_environments_that_do_not_fit_are_refused(settings, network, env, words):

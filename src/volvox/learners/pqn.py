@@ -40,27 +40,32 @@ class PQN:
     Instead of normalising rewards, purejaxql multiplies them by 0.1. Its learning rate falls to 0, it learns before it
     acts again (`lag` 0), and it treats time limits as terminations.
 
-    Evaluation is greedy; `run.evaluate(sampled=True)` uses the last ε of the settings.
+    Evaluation is greedy; `run.evaluate(sampled=True)` uses the last ε of the settings. The value of a multi-discrete
+    action is the sum of the values of its components, which the network outputs one after the other.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
       epsilon: Probability of a random action: a number, or a schedule over timesteps of all environments of a learner,
         which changes after each round. The default falls from 1 to 0.2 over 100,000 timesteps.
-      learning_rate: As in `PPO`.
-      optimizer: As in `PPO`.
-      anneal_timesteps: As in `PPO`.
-      max_gradient_norm: As in `PPO`.
-      num_epochs: As in `PPO`.
-      num_minibatches: As in `PPO`.
+      learning_rate: Learning rate: a number, or a schedule over updates. None: `optimizer` is ready-made.
+      optimizer: A function of the learning rate, such as `optax.radam`, or a ready-made `optax.GradientTransformation`.
+        With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
+      anneal_timesteps: Timesteps of all environments over which the learning rate, a number, falls linearly to 0, round
+        by round. Timesteps that begin an episode count, unlike in `max_timesteps` of `train`. None: it stays.
+      max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
+      num_epochs: Number of passes through the data of a round.
+      num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
       discount: Discount γ of a timestep.
       trace_decay: Trace decay λ of the targets.
-      reward_bound: As in `PPO`.
-      episodic_life: As in `PPO`.
-      normalize_observations: As in `PPO`.
-      normalize_rewards: As in `PPO`.
-      lag: As in `PPO`.
-      micro_batch: As in `PPO`.
-      rounds_per_iteration: As in `PPO`.
+      reward_bound: Rewards are clipped to ± this number before they are learned from. None: they are not clipped.
+      episodic_life: Whether losing a life ends the episode in the targets. Scores are always of whole games.
+      normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
+      normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before clipping.
+      lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.
+      micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
+        divisor of the group's timesteps (environments) in a minibatch. None: the whole minibatch; of images at most
+        32 timesteps of all groups on a CPU and 8,192 elsewhere.
+      rounds_per_iteration: Rounds in one iteration, and so in one row of metrics.
 
     Raises:
       ValueError: A setting is out of range, or two contradict each other.

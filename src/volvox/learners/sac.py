@@ -40,9 +40,10 @@ class SAC:
     """Settings of soft actor-critic, with the defaults of the paper.
 
     Attributes:
-      learning_rate: As in `TD3`.
-      optimizer: As in `TD3`.
-      batch_size: As in `TD3`.
+      learning_rate: Learning rate. None: `optimizer` is ready-made.
+      optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
+        With `volvox.sparsity.sparse` actor, critics and targets are sparse, and rows have their `compression`.
+      batch_size: Transitions of an update; a multiple of the number of groups, over all devices.
       discount: Discount γ of a timestep.
       target_rate: Weight τ of the new parameters in the moving average of the target critics.
       temperature: Weight α of the policy's entropy. None: it starts at 1 and is learned, so that the entropy is
@@ -50,14 +51,17 @@ class SAC:
       target_entropy: Entropy in nats of actions in [-1, 1], independent of the environment's bounds; below log 2 for
         each component. None: minus the number of components.
       temperature_learning_rate: Learning rate of Adam for the logarithm of the temperature.
-      random_timesteps: As in `TD3`.
-      replay_size: As in `TD3`.
-      updates_per_timestep: As in `TD3`.
-      n_step: As in `TD3`; only the last action's entropy counts.
-      normalize_observations: As in `TD3`.
-      normalize_rewards: As in `TD3`.
-      timesteps_per_iteration: As in `TD3`.
-      save_replay: As in `TD3`.
+      random_timesteps: Timesteps with uniformly random actions at the beginning, before anything is learned.
+      replay_size: Timesteps that the replay holds, rounded down to whole rows of the environments.
+      updates_per_timestep: Updates for each timestep that does not begin an episode. Multiplied by the number of
+        environments in a group, over all devices, it must be a whole number of at least 1.
+      n_step: Timesteps n of n-step targets; only the last action's entropy counts.
+      normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
+      normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before learning.
+      timesteps_per_iteration: Timesteps in one iteration, and so in one row of metrics; the iteration ends at the first
+        multiple of it or some timesteps later.
+      save_replay: Whether checkpoints hold the replay. Without it, a resumed run gathers `random_timesteps` anew before
+        it learns again.
 
     Raises:
       ValueError: A setting is out of range, or two contradict each other.

@@ -305,6 +305,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec, outputs: int = 1)
         params = variables.get("params", {})
         features = jax.eval_shape(made.encode_observation, params, observation)
         encoded = jax.eval_shape(made.encode_action, params, features, action)
-    check_module(networks.actor, spec, (features,), batch_of(outputs * action.shape[-1]), role="actor")
+    role = "actor" if outputs == 1 else "actor, with gaussian=True"
+    check_module(networks.actor, spec, (features,), batch_of(outputs * action.shape[-1]), role=role)
     check_module(networks.critic, spec, (encoded, action), batch_of(), role="critic")
     return made
