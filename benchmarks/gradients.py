@@ -7,6 +7,7 @@
 - volvox_alone: one batch of all, in no loop;
 - lax: plain flax with automatic gradients, one batch of all, in no loop;
 - lax_in_scan: the same over micro-batches in a compiled loop;
+- matmul: a product of two float32 matrices `[2048, 2048]`, to compare floating-point operations a second;
 - torch (with `--peers`, GA3C): PyTorch, channels last, the size of its micro-batches tuned, in a process of its own.
 """
 
@@ -41,8 +42,8 @@ class Options:
     json: Annotated[bool, Flag(help="print one JSON object")] = False
 
 
-def forms(options: Options) -> dict[str, Callable[[], Any]]:
-    """Compiled calls that give the gradient of the same batch."""
+def forms(options: Options) -> tuple[dict[str, Callable[[], Any]], float]:
+    """(compiled calls that give the gradient of the same batch, floating-point operations for one sample)."""
     if options.size == "nature":
         module: Any = vx.networks.ActorCritic(NUM_ACTIONS, vx.networks.NatureTorso())
     else:
@@ -83,20 +84,26 @@ def forms(options: Options) -> dict[str, Callable[[], Any]]:
         "lax": jax.jit(plain),
         "lax_in_scan": jax.jit(in_loop(plain)),
     }
-    return {name: lambda f=f: f(params, observation, action, returns) for name, f in compiled.items()}
+    cost: Any = compiled["lax"].lower(params, observation, action, returns).compile().cost_analysis()
+    calls = {name: lambda f=f: f(params, observation, action, returns) for name, f in compiled.items()}
+    return calls, cost["flops"] / options.batch
 
 
 def measure(options: Options) -> dict[str, Any]:
     """Everything; JSON values."""
-    calls = forms(options)
+    calls, flops = forms(options)
     expected = jax.tree.leaves(calls["lax"]())
     for name, call in calls.items():
         for ours, theirs in zip(jax.tree.leaves(call()), expected, strict=True):
             if not float(jnp.abs(ours - theirs).max()) <= 1e-3 * float(jnp.abs(theirs).max()):
                 raise SystemExit(f"{name} and lax give different gradients; no speed is reported")
-    rates = {name: [1e3 * options.batch / x for x in times] for name, times in in_turns(calls, options.repeats).items()}
+    x, product = jnp.ones((2048, 2048)), jax.jit(jnp.matmul)
+    times = in_turns(calls | {"matmul": lambda: product(x, x)}, options.repeats)
+    gflops = 2e-6 * 2048**3 / statistics.median(times.pop("matmul"))
+    rates = {name: [1e3 * options.batch / x for x in values] for name, values in times.items()}
     figures: dict[str, Any] = {f"{name}_per_s": statistics.median(values) for name, values in rates.items()}
     figures["volvox_per_s_range"] = [min(rates["volvox"]), max(rates["volvox"])]
+    figures |= {"gflops": 1e-9 * flops * figures["volvox_per_s"], "matmul_gflops": gflops}
     figures["speedup_vs_lax"] = figures["volvox_per_s"] / figures["lax_per_s"]
     figures["speedup_vs_lax_in_scan"] = figures["volvox_per_s"] / figures["lax_in_scan_per_s"]
     if options.peers:
