@@ -22,20 +22,19 @@ from flax.linen.linear import canonicalize_padding
 from volvox._checks import integer
 from volvox.ops.conv import conv
 from volvox.ops.flat import by_path
-from volvox.ops.layer_norm import layer_norm
 from volvox.ops.low_rank import LowRankKernel, low_rank_conv, low_rank_dense
 from volvox.ops.matmul import block_circulant, dense
 from volvox.types import Array
 
 
 def use_kernels() -> Any:
-    """Context in which plain `nn.Dense`, 2-D `nn.Conv` and float32 `nn.LayerNorm` modules compute with `volvox.ops`.
+    """Context in which plain `nn.Dense` and 2-D `nn.Conv` modules compute with `volvox.ops`.
 
         with use_kernels():
             logits = jax.vmap(lambda params: module.apply({"params": params}, x))(params_of_many)
 
-    Values, to rounding, dtypes and gradients are flax's. Under `vmap` over parameters, layers become heterogeneous
-    matmuls, not grouped convolutions. A kernel may be a `volvox.ops.low_rank.LowRankKernel` instead of an array.
+    Values, dtypes and gradients are flax's. Under `vmap` over parameters, layers become heterogeneous matmuls, not
+    grouped convolutions. A kernel may be a `volvox.ops.low_rank.LowRankKernel` instead of an array.
 
     Subclasses, modules with other options than features, kernel size, strides, padding, bias and dtypes, and modules
     that are being initialised run as flax wrote them.
@@ -62,7 +61,7 @@ def low_rank_kernels(apply: Callable[..., Any], params: Any, *args: Any) -> froz
 
     def record(next_fun, args, kwargs, context):
         path, replacement = (*context.module.path, "kernel"), _replacement(context, args, kwargs)
-        if replacement in (_dense, _conv):
+        if replacement is not None:
             found[path] = np.shape(_parameter(context.module, "kernel"))
         elif type(context.module) in (nn.Dense, nn.Conv):
             missed.add(path)  # flax computes at least one call of this layer
@@ -90,14 +89,14 @@ def _replacement(context, args, kwargs) -> Callable[..., Any] | None:
     module = context.module
     if context.method_name != "__call__" or kwargs or module.is_initializing():
         return None
-    if type(module) not in (nn.Dense, nn.Conv, nn.LayerNorm) or len(args) != 1:
+    if type(module) not in (nn.Dense, nn.Conv) or len(args) != 1:
         return None
     shape = jnp.shape(args[0])
     if is_plain_dense(module) and len(shape) >= 1 and _has_kernel(module, shape[-1]):
         return _dense
     if _is_plain_conv(module) and len(shape) >= 3 and _has_kernel(module, *module.kernel_size, shape[-1]):
         return _conv
-    return _layer_norm if _is_plain_layer_norm(module, args[0]) else None
+    return None
 
 
 def _dense(module: nn.Dense, inputs: Array) -> Array:
@@ -117,10 +116,6 @@ def _conv(module: nn.Conv, inputs: Array) -> Array:
     out = convolve(images, kernel, strides=_pair(module.strides), padding=_padding(module.padding))
     out = out if bias is None else out + bias
     return out.reshape(*inputs.shape[:-3], *out.shape[1:])
-
-
-def _layer_norm(module: nn.LayerNorm, inputs: Array) -> Array:
-    return layer_norm(inputs, _parameter(module, "scale"), _parameter(module, "bias"), module.epsilon)
 
 
 def _promoted(module: Any, inputs: Array) -> tuple[Array, Any, Array | None]:
@@ -155,16 +150,6 @@ def _is_plain_conv(module: nn.Module) -> bool:
         and module.feature_group_count == 1
         and all(option is None for option in options)
     )
-
-
-def _is_plain_layer_norm(module: nn.Module, inputs: Array) -> bool:
-    """Whether an `nn.LayerNorm` has float32 inputs and parameters, and no options that `layer_norm` lacks."""
-    if type(module) is not nn.LayerNorm or not (module.use_scale and module.use_bias) or module.axis_name is not None:
-        return False
-    if module.reduction_axes != -1 or module.feature_axes != -1 or module.dtype not in (None, jnp.float32):
-        return False
-    parameters = [_parameter(module, name) for name in ("scale", "bias")]
-    return all(jnp.result_type(x) == jnp.float32 for x in (inputs, *parameters))
 
 
 def _pair(value: Any) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Array kernels, with their rules for `vmap` and gradients. Nothing here is about learning.
 
 - `matmul`, `conv`, `low_rank`: products of rows with one kernel or many.
-- `layer_norm`: layer normalisation.
 - `batching`: `vmap` rules that keep such a product one call.
 - `flat`: parameters as one vector.
 - `order`: order and rounding that a compiler does not undo.
