@@ -130,7 +130,7 @@ def ppo_variants(timesteps: int) -> dict[str, vx.PPO]:
 
 def pqn_variants() -> dict[str, vx.PQN]:
     """Returns variants of PQN with the schedule of purejaxql. A bound of 0.1 scales the rewards of CartPole by 0.1."""
-    plain = vx.PQN(anneal_timesteps=500_000, normalize_rewards=False)
+    plain = vx.PQN(anneal_timesteps=500_000, normalize_rewards=False, lag=1)
     changes: dict[str, dict[str, Any]] = {
         "rewards of 1, lag 1": {},
         "rewards of 1, lag 0": {"lag": 0},

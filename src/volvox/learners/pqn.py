@@ -37,8 +37,8 @@ _EPSILON_CLEANRL = optax.linear_schedule(1.0, 0.01, 1_000_000)
 class PQN:
     """Settings of a parallelised Q-network, with purejaxql's constants for CartPole with 32 environments.
 
-    Instead of normalising rewards, purejaxql multiplies them by 0.1. Its learning rate falls to 0, it learns before it
-    acts again (`lag` 0), and it treats time limits as terminations.
+    Instead of normalising rewards, purejaxql multiplies them by 0.1. Its learning rate falls to 0, and it treats time
+    limits as terminations.
 
     Evaluation is greedy; `run.evaluate(sampled=True)` uses the last ε of the settings. The value of a multi-discrete
     action is the sum of the values of its components, which the network outputs one after the other.
@@ -85,7 +85,7 @@ class PQN:
     episodic_life: bool = False
     normalize_observations: bool = False
     normalize_rewards: bool = True
-    lag: int = 1
+    lag: int = 0
     micro_batch: int | None = None
     rounds_per_iteration: int = 10
     traced = (*ON_POLICY_TRACED, "epsilon")
@@ -102,8 +102,8 @@ class PQN:
 
         The network is `vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))`. Longer
         runs need a longer schedule of `epsilon`, a tenth of the run; here it falls from 1 to 0.001 over a million
-        timesteps. As in `PPO.atari`, `lag` is 1, a time limit bootstraps, timesteps whose action the emulator discards
-        are left out, and a lost life changes nothing in the game.
+        timesteps. As in `PPO.atari`, a time limit bootstraps, timesteps whose action the emulator discards are left
+        out, and a lost life changes nothing in the game.
         """
         return cls(
             segment_length=32,

@@ -155,7 +155,7 @@ class RecurrentActorCritic(_Recurrent):
 
 
 class QValues(nn.Module):
-    """The values of all actions, linear in the features of a torso.
+    """The values of all actions, linear in the features of a torso, with initial weights within ±1/√features.
 
         network = vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))
 
@@ -170,7 +170,7 @@ class QValues(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Values `[B, num_outputs]`."""
-        return nn.Dense(self.num_outputs)(self.torso(x))
+        return nn.Dense(self.num_outputs, kernel_init=fan_in_uniform)(self.torso(x))
 
 
 class RecurrentQValues(_Recurrent):
@@ -180,7 +180,7 @@ class RecurrentQValues(_Recurrent):
     def __call__(self, x: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
         """(values `[B, num_outputs]`, state)."""
         state, x = nn.OptimizedLSTMCell(self.width)(state, self.torso(x))
-        return nn.Dense(self.num_outputs)(x), state
+        return nn.Dense(self.num_outputs, kernel_init=fan_in_uniform)(x), state
 
 
 class GaussianMLP(nn.Module):
