@@ -3,7 +3,7 @@
     python benchmarks/ppo.py --json
     python benchmarks/ppo.py --preset mujoco --task HalfCheetah-v4 --num-envs 8 --groups 2 --json
     python benchmarks/ppo.py --json --peers
-    python benchmarks/ppo.py --json --peers --preset pqn
+    python benchmarks/ppo.py --json --peers --preset pqn --lag 0
 
 One run prints: emulators alone, the network acting alone, learning alone, the bound the three make in turn, and the
 whole loop. With `--peers` also PyTorch's loop on the same emulators, of which the installation is described in

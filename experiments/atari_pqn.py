@@ -47,7 +47,7 @@ PRESETS = {
         Settings(learner=vx.PQN.cleanrl(), env=Atari(game="Pong", num_envs=8)),
     ),
     "gpu": (
-        "As paper, for one GPU and 16 cores: 1 billion frames; epsilon falls in the first tenth.",
+        "As paper, for one GPU and 16 cores: 1 billion frames; epsilon falls in the first tenth; lag 1.",
         Settings(
             learner=dataclasses.replace(vx.PQN.atari(), lag=1, epsilon=optax.linear_schedule(1.0, 0.001, 25_000_000)),
             run=Run(run_dir="runs/atari_pqn", frames=1_000_000_000, checkpoint_every=100),

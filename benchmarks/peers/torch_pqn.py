@@ -1,7 +1,7 @@
 """A peer: PQN in PyTorch on envpool's Atari, written from the paper (arXiv 2407.04811) and for speed.
 
     torchenv/bin/python benchmarks/peers/torch_pqn.py --task Pong      # torch_ppo.py says how to install torchenv
-    python benchmarks/ppo.py --preset pqn --peers --python torchenv/bin/python
+    python benchmarks/ppo.py --preset pqn --lag 0 --peers --python torchenv/bin/python
     torchenv/bin/python benchmarks/peers/torch_pqn.py --desktop --task Breakout --timesteps 2_500_000 --out curve.json
 
 One synchronous pool, channels-last memory, observations kept as bytes until they are used. PyTorch's threads and the

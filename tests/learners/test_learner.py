@@ -353,7 +353,7 @@ RATE = optax.constant_schedule(1e-3)
 ATARI = {"learning_rate": 2.5e-4, "discount": 0.99, "reward_bound": 1.0, "episodic_life": True}
 PPO_ATARI = {**ATARI, "clip": 0.1, "trace_decay": 0.95, "entropy_coefficient": 0.01, "value_coefficient": 0.5}
 PPO_MUJOCO = {"learning_rate": 3e-4, "clip": 0.2, "entropy_coefficient": 0.0, "trace_decay": 0.95, "reward_bound": 10.0}
-PQN_ATARI = {**ATARI, "trace_decay": 0.65, "max_gradient_norm": 10.0}
+PQN_ATARI = {**ATARI, "trace_decay": 0.65, "max_gradient_norm": 10.0, "lag": 0}
 GA3C = {"learning_rate": 3e-4, "discount": 0.99, "entropy_coefficient": 0.01, "reward_bound": 1.0, "segment_length": 5}
 
 

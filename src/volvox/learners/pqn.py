@@ -41,7 +41,7 @@ class PQN:
     limits as terminations.
 
     Evaluation is greedy; `run.evaluate(sampled=True)` uses the last ε of the settings. The value of a multi-discrete
-    action is the sum of the values of its components, which the network outputs one after the other.
+    action is the sum of the values of its components; the network's output holds those of all choices.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
@@ -54,15 +54,16 @@ class PQN:
         by round. Timesteps that begin an episode count, unlike in `max_timesteps` of `train`. None: it stays.
       max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
       num_epochs: Number of passes through the data of a round.
-      num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
+      num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the network is recurrent.
       discount: Discount γ of a timestep.
       trace_decay: Trace decay λ of the targets.
       reward_bound: Rewards are clipped to ± this number before they are learned from. None: they are not clipped.
       episodic_life: Whether losing a life ends the episode in the targets. Scores are always of whole games.
       normalize_observations: Whether observations are normalised to mean 0 and variance 1, by running moments.
       normalize_rewards: Whether rewards are divided by the standard deviation of discounted returns before clipping.
-      lag: Rounds over which the updates by a round's data are spread, 0 or 1; metrics give the lag in updates.
-      micro_batch: Timesteps of each group (with a recurrent policy, environments) in one gradient computation, a
+      lag: 1: the updates by a round's data are spread over the next round. 0: they are made at its end, when the
+        first actions of the next are chosen. Metrics give the lag in updates.
+      micro_batch: Timesteps of each group (with a recurrent network, environments) in one gradient computation, a
         divisor of the group's timesteps (environments) in a minibatch. None: the whole minibatch; of images at most
         32 timesteps of all groups on a CPU and 8,192 elsewhere.
       rounds_per_iteration: Rounds in one iteration, and so in one row of metrics.
@@ -103,7 +104,7 @@ class PQN:
         The network is `vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))`. Longer
         runs need a longer schedule of `epsilon`, a tenth of the run; here it falls from 1 to 0.001 over a million
         timesteps. As in `PPO.atari`, a time limit bootstraps, timesteps whose action the emulator discards are left
-        out, and a lost life changes nothing in the game.
+        out, and a lost life changes nothing in the game; the output begins as in PyTorch.
         """
         return cls(
             segment_length=32,

@@ -155,7 +155,7 @@ class RecurrentActorCritic(_Recurrent):
 
 
 class QValues(nn.Module):
-    """The values of all actions, linear in the features of a torso, with initial weights within ±1/√features.
+    """The values of all actions, linear in the features of a torso. The output kernel begins within ±1/√features.
 
         network = vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))
 
@@ -174,7 +174,7 @@ class QValues(nn.Module):
 
 
 class RecurrentQValues(_Recurrent):
-    """An LSTM between torso and values. Attributes are those of `RecurrentActorCritic`."""
+    """`QValues` with an LSTM after the torso. Attributes are those of `RecurrentActorCritic`."""
 
     @nn.compact
     def __call__(self, x: Array, state: ArrayTree) -> tuple[Array, ArrayTree]:
