@@ -44,7 +44,7 @@ class A3C:
       learning_rate: Learning rate: a number, or a schedule over updates. None: `optimizer` is ready-made.
       optimizer: A function of the learning rate, such as `optax.adam`, or a ready-made `optax.GradientTransformation`.
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
-      max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
+      max_gradient_norm: Largest global norm of a gradient; longer gradients are scaled down to it. None: no limit.
       loss_reduction: "mean" or "sum" over the transitions of an update.
       anneal_frames: Emulator frames over which the learning rate, a number, falls linearly to 0. None: it stays.
       discount: Discount γ of a timestep.

@@ -48,7 +48,7 @@ class PPO:
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
       anneal_timesteps: Timesteps of all environments over which the learning rate, a number, falls linearly to 0, round
         by round. Timesteps that begin an episode count, unlike in `max_timesteps` of `train`. None: it stays.
-      max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
+      max_gradient_norm: Largest global norm of a gradient; longer gradients are scaled down to it. None: no limit.
       num_epochs: Number of passes through the data of a round.
       num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
       clip: Largest change ε of the probability ratio that the objective rewards.

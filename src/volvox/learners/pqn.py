@@ -52,7 +52,7 @@ class PQN:
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
       anneal_timesteps: Timesteps of all environments over which the learning rate, a number, falls linearly to 0, round
         by round. Timesteps that begin an episode count, unlike in `max_timesteps` of `train`. None: it stays.
-      max_gradient_norm: Global norm to which the gradient is clipped before the optimizer. None: it is not clipped.
+      max_gradient_norm: Largest global norm of a gradient; longer gradients are scaled down to it. None: no limit.
       num_epochs: Number of passes through the data of a round.
       num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the network is recurrent.
       discount: Discount γ of a timestep.
@@ -104,7 +104,7 @@ class PQN:
         The network is `vx.networks.QValues(env.spec.num_outputs, vx.networks.NatureTorso(layer_norm=True))`. Longer
         runs need a longer schedule of `epsilon`, a tenth of the run; here it falls from 1 to 0.001 over a million
         timesteps. As in `PPO.atari`, a time limit bootstraps, timesteps whose action the emulator discards are left
-        out, and a lost life changes nothing in the game; the output begins as in PyTorch.
+        out, and a lost life changes nothing in the game; the output kernel begins as in PyTorch.
         """
         return cls(
             segment_length=32,
