@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 Array = jax.Array
 ArrayTree = Any
@@ -215,16 +214,8 @@ class Axis:
         return 0 if self.name is None else jax.lax.axis_index(self.name)
 
     def sum(self, tree: ArrayTree) -> ArrayTree:
-        """Returns the sums of the leaves over all devices, by one collective operation for each dtype."""
-        if self.name is None:
-            return tree
-        leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
-        for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-            indices = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-            vector, unravel = ravel_pytree([leaves[i] for i in indices])
-            for i, total in zip(indices, unravel(jax.lax.psum(vector, self.name)), strict=True):
-                leaves[i] = total
-        return jax.tree.unflatten(structure, leaves)
+        """Returns the sums of the leaves over all devices."""
+        return tree if self.name is None else jax.lax.psum(tree, self.name)
 
 
 ALONE = Axis()
