@@ -1,7 +1,9 @@
 """Checks of environments and strategies that you write.
 
-vx.testing.check_env(env)  # raises AssertionError if the environment violates its interface
-vx.testing.check_strategy(strategy)
+    vx.testing.check_env(env)
+    vx.testing.check_strategy(strategy)
+
+They raise AssertionError if the interface is violated.
 """
 
 import dataclasses

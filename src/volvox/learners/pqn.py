@@ -3,7 +3,7 @@
 In each round every group collects a segment with ε-greedy actions. Its targets are Peng's Q(λ), computed from the
 values that were predicted when the actions were chosen, and it is learned from as in `PPO`: in epochs of shuffled
 minibatches, which with `lag` 1 are spread over the next round. Layer normalisation takes the place of the target
-network, so give the network `layer_norm=True`.
+network, so give the network, or its torso, `layer_norm=True`.
 
     env = vx.envs.cartpole(num_envs=32)
     algorithm = vx.learn(vx.PQN(), vx.networks.MLP(2, (256, 256), nn.relu, layer_norm=True), env)

@@ -1,8 +1,10 @@
 """Distributions over actions that a policy's output parametrises.
 
-actions = distribution(env.spec)
-action = actions.sample(key, output)
-log_prob, entropy = actions.log_prob(output, action), actions.entropy(output)
+    actions = distribution(env.spec)
+    action = actions.sample(key, output)
+    log_prob, entropy = actions.log_prob(output, action), actions.entropy(output)
+
+`distribution` chooses one by the kind of actions.
 """
 
 import dataclasses

@@ -15,7 +15,9 @@ ZEROS = nn.initializers.zeros_init()
 def fan_in_uniform(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     """Draws uniformly within ±1/√fan_in, as PyTorch does for the kernels and biases of its layers.
 
-    critic = vx.networks.QNetwork(kernel_init=vx.networks.fan_in_uniform, bias_init=vx.networks.fan_in_uniform)
+        critic = vx.networks.QNetwork(kernel_init=vx.networks.fan_in_uniform, bias_init=vx.networks.fan_in_uniform)
+
+    As `bias_init` of volvox's networks it uses the fan-in of the kernel.
     """
     return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")(key, shape, dtype)
 
