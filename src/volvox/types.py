@@ -25,6 +25,11 @@ def zeros(like: ArrayTree, *batch: int) -> Any:
     return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape), x.dtype), like)
 
 
+def pick(tree: ArrayTree, index: Any) -> Any:
+    """Returns `x[index]` of each leaf, such as one learner's part of leaves `[S, ...]`."""
+    return jax.tree.map(lambda x: x[index], tree)
+
+
 def replaced(items: tuple[Any, ...], i: int, new: Any) -> tuple[Any, ...]:
     """Returns a copy of a tuple in which item `i` is `new`."""
     return (*items[:i], new, *items[i + 1 :])

@@ -31,7 +31,7 @@ def scheduled(begun, settings, env):
     stages, state, constants, groups = begun
     envs = state.envs
     chunk = traced(stages, groups, beats_per_round=settings.schedule(env).beats_per_round)
-    text = chunk.func.lower(state, constants, 1, **chunk.keywords).compile().as_text()
+    text = chunk.func.lower(*chunk.args, state, constants, 1).compile().as_text()
     for group, env_state in zip(groups, envs, strict=True):
         group.recv(env_state)  # nothing may be in flight when a pool is dropped
         group.close()

@@ -43,7 +43,7 @@ def hlo(request):
     memory = (held, held), jnp.zeros((n, behavior.size))
     carry, memory = jax.eval_shape(lambda *of: rollout.begin(*of, 2, ENVS_PER_GROUP), memory, constants)
     chunk = loop.run_chunk
-    text = chunk.func.lower(LoopState(loop.envs, carry, memory), constants, 1, **chunk.keywords).compile().as_text()
+    text = chunk.func.lower(*chunk.args, LoopState(loop.envs, carry, memory), constants, 1).compile().as_text()
     loop.restart()  # nothing may be in flight when a pool is dropped
     loop.close()
     return text

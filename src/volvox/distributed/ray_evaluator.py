@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from volvox._checks import import_extra, integer
+from volvox._checks import import_extra, integer, integers
 from volvox.population.decoding import Encoding, Member, decode_many
 from volvox.rollout.evaluator import PopulationEvaluator, RolloutStatistics
 from volvox.rollout.loop import CHUNK_SECONDS
-from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population
+from volvox.types import Array, ArrayTree, Evaluation, Interrupted, Population, pick
 
 _MAX_LOSSES = 4
 """Actors that may die on the same chunk before the evaluation ends with an error."""
@@ -74,8 +74,7 @@ class RaySettings:
         """Raises ValueError for a setting out of range."""
         if self.num_actors not in ("nodes", "gpus", None):
             integer("num_actors", self.num_actors, low=1)
-        if self.num_cpus_per_actor is not None:
-            integer("num_cpus_per_actor", self.num_cpus_per_actor, low=1)
+        integers(self, "num_cpus_per_actor", low=1)
 
     def evaluator(self, make_local: Callable[[], Any], num_slots: int) -> Any:
         """Returns the evaluator of a population; no actor starts before its first evaluation.
@@ -270,7 +269,7 @@ class PopulationActor:
             members = jax.tree.map(lambda x, g=g, padded=padded: np.asarray(x)[g, padded], lineage)
             parent = np.searchsorted(places, members.parent).astype(np.int32)
             bases, places = decode_many(self._local.encoding, bases, members._replace(parent=parent)), rows
-        bases = jax.tree.map(lambda x: x[:num_bases], bases)
+        bases = pick(bases, slice(num_bases))
         self._lineage, self._bases = lineage, bases
         return bases
 

@@ -100,7 +100,7 @@ def recipe(
         is_mask = bool(path) and getattr(path[0], "key", None) == "action_mask"
         return tuple(x.shape) if is_mask else _channels_last(x.shape)
 
-    shape = jax.tree_util.tree_map_with_path(layout, spec.observation)
+    shape = jax.tree.map_with_path(layout, spec.observation)
     spec = with_cutoff(spec._replace(observation_shape=shape), None)
     if isinstance(shape, dict) and "action_mask" in shape and not spec.continuous:
         if not all(isinstance(size, int) for size in shape["action_mask"]):
@@ -201,7 +201,7 @@ def convert_observation(observation: ArrayTree, like: ArrayTree, name: str) -> A
                 raise ValueError(f"{what} is {x[wrong][0]}, which does not fit into {dtype}; change it with a wrapper")
         return cast
 
-    return jax.tree_util.tree_map_with_path(convert, like, observation)
+    return jax.tree.map_with_path(convert, like, observation)
 
 
 def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:

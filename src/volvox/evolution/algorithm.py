@@ -36,7 +36,7 @@ from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.rollout.evaluator import PopulationEvaluator, check_memory
 from volvox.rollout.loop import Monitor, seed_of
-from volvox.types import UNLIMITED, Algorithm, Array, ArrayTree, Budget, Env, Evaluation, Genotype, Population
+from volvox.types import UNLIMITED, Algorithm, Array, ArrayTree, Budget, Env, Evaluation, Genotype, Population, pick
 
 
 class Counts(NamedTuple):
@@ -315,11 +315,11 @@ class _Evolution:
                 state = state._replace(strategy=inner, score=score)
                 row |= chosen | _numbers(metrics)
                 if state.lineage is None and winner != elite:
-                    members = _take(members_of(candidates), slice(winner, winner + 1))
+                    members = pick(members_of(candidates), slice(winner, winner + 1))
                     state = state._replace(bases=decode_many(encoding, candidates.bases, members))
             else:
                 i = challenger if self.strategy.validates_first else winner
-                tested = _take(candidates._replace(bases=()), slice(i, i + 1))
+                tested = pick(candidates._replace(bases=()), slice(i, i + 1))
                 tested = tested._replace(bases=candidates.bases, episodes=np.full(1, self.sizes[role][1], np.int32))
                 result, state = self._play(state, role, tested, row, monitor)
                 scores, errors = scores_and_errors(result)
@@ -333,7 +333,7 @@ class _Evolution:
                     "dropped. Lower learning_rate or noise_std."
                 )
         else:
-            survivors = jax.tree.map(jnp.append, state.strategy.survivors, _take(members_of(candidates), winner))
+            survivors = jax.tree.map(jnp.append, state.strategy.survivors, pick(members_of(candidates), winner))
             state = state._replace(
                 bases=decode_many(encoding, state.bases, survivors),
                 lineage=lineages.extend(state.lineage, survivors),
@@ -462,7 +462,7 @@ class _Evolution:
     def variables(self, state: EvolveState) -> ArrayTree:
         if not state.generation:
             raise ValueError("no generation is complete yet, so there is no elite; take a step first.")
-        return jax.jit(self.genotype.prepare)(jax.tree.map(lambda x: x[-1], state.bases))
+        return jax.jit(self.genotype.prepare)(pick(state.bases, -1))
 
     def parents(self, state: EvolveState) -> ArrayTree:
         return jax.jit(jax.vmap(self.genotype.prepare))(state.bases)
@@ -506,10 +506,6 @@ def _join(bases: ArrayTree, elite: ArrayTree, num_rows: int) -> ArrayTree:
         return jnp.pad(joined, [(0, max(num_rows - len(joined), 0))] + [(0, 0)] * (joined.ndim - 1))
 
     return jax.tree.map(join, bases, elite)
-
-
-def _take(tree: Any, index: int | slice) -> Any:
-    return jax.tree.map(lambda x: x[index], tree)
 
 
 def _num_rows(bases: ArrayTree) -> int:

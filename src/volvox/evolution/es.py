@@ -19,7 +19,7 @@ from volvox.evolution.strategy import SHAPINGS, Scalars, Scheduled, Shaping, fit
 from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors, weighted_noise
 from volvox.rollout.behaviors import Behavior, Nothing
 from volvox.sparsity.optimizers import Optimizer, make_optimizer
-from volvox.types import Array, ArrayTree, Evaluation, Population
+from volvox.types import Array, ArrayTree, Evaluation, Population, pick
 
 
 class ESState(NamedTuple):
@@ -138,7 +138,7 @@ class ES:
     ) -> tuple[ESState, Scalars]:
         """Takes lengths and behaviours from the validation of the bases."""
         played = self._validated(state)
-        evaluation = jax.tree.map(lambda x: x[: self.num_bases], evaluation)
+        evaluation = pick(evaluation, slice(self.num_bases))
         lengths = jnp.where(played, mean_length(evaluation), state.expected_length)
         state = state._replace(expected_length=lengths)
         if self.objective is None:
@@ -172,7 +172,7 @@ class ES:
             weights = shaping(fitness(evaluation))
         else:
             weights = self.objective.weigh(state.novelty, evaluation, shaping)
-        params, optimizer = jax.tree.map(lambda x: x[base], (state.bases, state.optimizer))
+        params, optimizer = pick((state.bases, state.optimizer), base)
         ascent = weighted_noise(encoding, population.seed[::2], (weights[::2] - weights[1::2]) / self.population_size)
         gradient = jax.tree.map(lambda up, x: self.l2_coefficient * x - up, ascent, params)
         mean_return = summary(evaluation)["training_mean"]

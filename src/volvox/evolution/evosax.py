@@ -18,7 +18,7 @@ import optax
 from volvox._checks import integers
 from volvox.evolution.strategy import Scalars, fitness, raw
 from volvox.population.decoding import Encoding, decode_many, explicit, first_ancestors
-from volvox.types import Array, Evaluation, Population
+from volvox.types import Array, Evaluation, Population, pick
 
 _INIT = 2**31  # apart from the numbers of generations, which derive the keys of `ask` and `tell`
 _SCORES = dict.fromkeys(("best_fitness", "best_fitness_shaped", "fitness", "epoch_best_fitness"), jnp.inf)
@@ -75,7 +75,7 @@ class Evosax:
         seeds = encoding.draw_seeds(key_networks, (count,))
         first = decode_many(encoding, encoding.zeros(1), first_ancestors(seeds))
         if self._has_mean:
-            state = algorithm.init(key, jax.tree.map(lambda x: x[0], first), params)
+            state = algorithm.init(key, pick(first, 0), params)
         else:
             state = algorithm.init(key, first, jnp.full(count, jnp.inf), params)
         return state, jnp.bool_(False)

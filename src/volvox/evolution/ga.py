@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from volvox._checks import check_type, integers
 from volvox.evolution.novelty import Novelty
 from volvox.evolution.strategy import Scalars, Scheduled, fitness, mean_length, schedule
 from volvox.population.decoding import Encoding, Member, first_ancestors, members_of
 from volvox.rollout.behaviors import Behavior, Nothing
-from volvox.types import Array, Evaluation, Population
+from volvox.types import Array, Evaluation, Population, pick
 
 
 class GAState(NamedTuple):
@@ -134,7 +135,7 @@ class GA:
         state = state._replace(
             expected_length=mean_length(evaluation)[best],
             generation=state.generation + 1,
-            survivors=jax.tree.map(lambda x: x[best], members_of(population)),
+            survivors=pick(members_of(population), best),
             novelty=state_of_novelty,
         )
         return state, metrics
@@ -146,12 +147,10 @@ class GA:
         t = self.num_parents
         if self.objective is not None or not t:
             return state, {}
-        elite = jax.tree.map(lambda x: x[winner], members_of(candidates))
+        elite = pick(members_of(candidates), winner)
         alike = [field == value for field, value in zip(state.survivors, elite, strict=True)]
         replaced = (jnp.arange(t) == t - 1) & ~jnp.stack(alike).all(axis=0).any()
-        survivors, lengths = jax.tree.map(
-            lambda new, old: jnp.where(replaced, new, old),
-            (elite, candidates.priority[winner]),
-            (state.survivors, state.expected_length),
+        survivors, lengths = optax.tree.where(
+            replaced, (elite, candidates.priority[winner]), (state.survivors, state.expected_length)
         )
         return state._replace(survivors=survivors, expected_length=lengths), {}

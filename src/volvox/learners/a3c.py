@@ -98,10 +98,9 @@ class A3C:
 
     def __post_init__(self):
         check_settings(self)
-        numbers(self, "entropy_coefficient", "value_coefficient", low=0)
+        numbers(self, "entropy_coefficient", "value_coefficient", "log_epsilon", low=0)
         integers(self, "rounds_per_update", "updates_per_iteration", low=1)
         integers(self, "anneal_frames", low=1, high=None)
-        numbers(self, "log_epsilon", low=0)
         if self.loss_reduction not in ("sum", "mean"):
             raise ValueError(f"loss_reduction={self.loss_reduction!r}: give 'sum' or 'mean'.")
         if self.vtrace and not 0 < self.c_clip <= self.rho_clip < float("inf"):

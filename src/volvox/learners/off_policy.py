@@ -23,7 +23,7 @@ from volvox.networks.genotypes import no_sample
 from volvox.networks.perceptrons import ActorAndCritic, Params, actor_and_critics
 from volvox.ops.batching import min_over_rows
 from volvox.sparsity.optimizers import init_optimizers, make_optimizer
-from volvox.types import Array, ArrayTree, Axis, Env, Policy, TimeStep, replaced
+from volvox.types import Array, ArrayTree, Axis, Env, Policy, TimeStep, pick, replaced
 
 _LEARNING = 2**31
 """Folded into the key for learning. For actions, an int32 count is folded in."""
@@ -133,7 +133,7 @@ class OffPolicy(Learner):
         learning = self.begin(OffPolicyLearning(params, targets, optimizer, jnp.int32(0), {}))
 
         def update(learning: Any) -> Any:
-            batch = jax.tree.map(lambda x: x[0], self.sample(key, collected))
+            batch = pick(self.sample(key, collected), 0)
             return self.update(learning, batch, self.draw(key, batch.action.shape), jnp.float32(0))
 
         return collected, with_metrics(learning, update)

@@ -49,6 +49,7 @@ from volvox.types import (
     EnvGroup,
     Interrupted,
     TimeStep,
+    pick,
     replaced,
     zeros,
 )
@@ -732,7 +733,7 @@ class NotFinite(FloatingPointError):
         self.learners = learners
 
 
-def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int = 1) -> None:
+def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int) -> None:
     """Raises `NotFinite`, which names the trees that are not finite. For several learners, leaves are `[S, ...]`."""
     always = np.zeros(num_learners)  # of a tree without leaves
     finite = {
@@ -749,11 +750,6 @@ def require_finite(trees: dict[str, ArrayTree], env_name: str, num_learners: int
             f"{env_name}, lower the learning rate, or clip the gradient. In a loss of your own, check for empty means.",
             learners,
         )
-
-
-def pick(tree: ArrayTree, learner: Any) -> Any:
-    """Returns one learner's part of a tree with leaves `[S, ...]`, or those of several."""
-    return jax.tree.map(lambda x: x[learner], tree)
 
 
 def networks_and_masks(learning: Any) -> tuple[ArrayTree, ArrayTree]:

@@ -170,7 +170,7 @@ def _first_generation(init: Callable[[Array], ArrayTree], initial_std: InitialSt
 
     @jax.jit  # so that kernels are never drawn
     def constants(key: Array) -> ArrayTree:
-        return jax.tree_util.tree_map_with_path(lambda path, x: None if is_kernel(path, x) else x, init(key))
+        return jax.tree.map_with_path(lambda path, x: None if is_kernel(path, x) else x, init(key))
 
     def leaf_from_noise(path: Any, noise: Array, constant: Array | None) -> Array:
         if constant is not None:
@@ -179,7 +179,7 @@ def _first_generation(init: Callable[[Array], ArrayTree], initial_std: InitialSt
         return noise * jnp.asarray(std, noise.dtype)
 
     fixed = constants(jax.random.key(0))
-    return lambda noise: jax.tree_util.tree_map_with_path(leaf_from_noise, noise, fixed)
+    return lambda noise: jax.tree.map_with_path(leaf_from_noise, noise, fixed)
 
 
 def batch_of(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -74,8 +74,7 @@ def is_kernel(path: tuple[Any, ...], leaf: Any) -> bool:
 
 def flat_order(params: ArrayTree) -> tuple[int, ...]:
     """Returns positions in `jax.tree.leaves(params)`, in the order of the leaves in the flat vector."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    keys = [_sort_key(leaf_path(path)) for path, _ in leaves]
+    keys = [_sort_key(leaf_path(path)) for path, _ in jax.tree.leaves_with_path(params)]
     return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 

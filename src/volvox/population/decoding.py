@@ -133,7 +133,7 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
     Its arrays are `jax.ShapeDtypeStruct`. Raises ValueError as `encoding` does, except for the table.
     """
     params = jax.eval_shape(genotype.policy.init, jax.random.key(0))
-    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+    paths, treedef = jax.tree.flatten_with_path(params)
     for path, leaf in paths:
         if leaf.dtype != jnp.float32:
             raise ValueError(
@@ -335,5 +335,4 @@ def to_vectors(params: ArrayTree) -> Array:
 
 def from_vectors(encoding: Encoding, vectors: Array) -> ArrayTree:
     """Cuts vectors `[N, D]` into parameters, leaves `[N, ...]`; D is `encoding.num_parameters`."""
-    chex.assert_shape(vectors, (None, encoding.num_parameters))
     return jax.vmap(lambda vector: flat.unflatten(vector, encoding.like))(vectors)

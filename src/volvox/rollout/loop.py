@@ -141,7 +141,7 @@ def traced(
         envs[0] = after(envs[0], (carry, memory), zero, required=False)
         return LoopState(tuple(envs), carry, memory)
 
-    def rounds_of(state: LoopState, constants: ArrayTree, rounds: Array | int, zero: Array):
+    def chunk(zero: Array, state: LoopState, constants: ArrayTree, rounds: Array | int):
         def unfinished(loop):
             done, state = loop
             return (done < rounds) & _any_active(stages, len(groups), state.carry)
@@ -153,13 +153,10 @@ def traced(
         done, state = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state))
         return state, done
 
-    def chunk(state: LoopState, constants: ArrayTree, rounds: Array | int, *, zero: Array):
-        return devices.mapped(rounds_of)(state, constants, rounds, zero)
-
-    zero = devices.placed(jnp.int32(0))
+    mapped, zero = devices.mapped(chunk), devices.placed(jnp.int32(0))
     if stages.cache_key is None or not all(group.resumable for group in groups):
-        return partial(jax.jit(chunk, donate_argnums=0), zero=zero)
-    return partial(shared_jit(ByValue((*stages.cache_key, beats_per_round, devices), chunk), donated=0), zero=zero)
+        return partial(jax.jit(mapped, donate_argnums=1), zero)
+    return partial(shared_jit(ByValue((*stages.cache_key, beats_per_round, devices), mapped), donated=1), zero)
 
 
 @lru_cache(maxsize=16)

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from volvox.ops.batching import where_rows
 from volvox.ops.low_rank import with_bases, without_bases
-from volvox.population.decoding import Encoding, Member, member_params
+from volvox.population.decoding import Encoding, Member, member_params, members_of
 from volvox.rollout import behaviors
 from volvox.rollout.behaviors import Behavior
 from volvox.rollout.loop import Stages
-from volvox.types import Array, ArrayTree, Evaluation, Genotype, Population, TimeStep, replaced
+from volvox.types import Array, ArrayTree, Evaluation, Genotype, Population, TimeStep, pick, replaced
 
 
 class Queue(NamedTuple):
@@ -120,8 +120,7 @@ def make_queue(
     num_entries = wanted.sum(dtype=jnp.int32)
     # Unused entries index past the end: gathers clip, scatters drop.
     member = jnp.where(jnp.arange(capacity) < num_entries, member[order], n)
-    named = Member(population.parent, population.seed, population.scale, population.initial)
-    members = jax.tree.map(lambda x: x.at[member].get(mode="clip"), named)
+    members = jax.tree.map(lambda x: x.at[member].get(mode="clip"), members_of(population))
     episode = episode[order]
     index, number = member, episode
     if part is not None:
@@ -272,7 +271,7 @@ class Rollout:
 
         def decode(i, variables):
             slot = due_first[i]
-            member = jax.tree.map(lambda x: x[slots.entry[slot]], queue.members)
+            member = pick(queue.members, slots.entry[slot])
             one = slot_variables(self.genotype, encoding, bases, member)
             return jax.tree.map(lambda all_, new: all_.at[slot].set(new), variables, one)
 
@@ -281,7 +280,7 @@ class Rollout:
 
         def store(i, vectors):
             slot = ended_first[i]
-            vector = behavior.final(jax.tree.map(lambda x: x[slot], slots.records))
+            vector = behavior.final(pick(slots.records, slot))
             return vectors.at[slots.ended[slot]].set(vector)
 
         if behavior.size:

@@ -27,7 +27,7 @@ from volvox.rollout.scoring import Actor, Protocol, Score, reference_batch
 from volvox.runs.config import differences, from_json, to_json
 from volvox.runs.directory import all_fail_together, change_settings, read_run, saved_key
 from volvox.runs.export import export, is_exported, load_exported
-from volvox.types import Algorithm, ArrayTree, Env, Genotype
+from volvox.types import Algorithm, ArrayTree, Env, Genotype, pick
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -248,7 +248,7 @@ class Run:
         if self.state is not None and algorithm.parents is not None:
             parents = algorithm.parents(self.state)
             rows = range(-1, len(jax.tree.leaves(parents)[0]) - 1)  # the elite is last
-            found = [jax.tree.map(lambda x, i=i: x[i], parents) for i in rows]
+            found = [pick(parents, i) for i in rows]
         elif self.state is not None:
             found = [variables(self.state) for variables in algorithm.learners]
         if integer("members", count, low=1) > len(found):

@@ -118,7 +118,7 @@ def train(
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a start compiles many small programs
     key, name = _checks.typed_key(seed), algorithm.step_name
     agree = algorithm.max_over_processes or (lambda number: number)
-    is_first = algorithm.max_over_processes is None or jax.process_index() == 0
+    is_first = jax.process_index() == 0
     path = None if run_dir is None else run_path(run_dir)
     directory = RunDirectory(algorithm, path if is_first else None, key=key, keep_checkpoints=keep_checkpoints)
 

@@ -71,7 +71,7 @@ def kernels(params: ArrayTree) -> dict[str, Kernel]:
     Kernels named "circulant", `[..., K / b, b, N / b]`, are cut into their blocks, others into single weights.
     """
     found = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    for path, leaf in jax.tree.leaves_with_path(params):
         name = "/".join(leaf_path(path))
         if leaf_path(path)[-1:] == ("circulant",):
             found[name] = Kernel(leaf.reshape(-1, *leaf.shape[-2:]), block=leaf.shape[-2])

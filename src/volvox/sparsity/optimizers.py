@@ -104,23 +104,18 @@ def sparse(
         extra_args |= {"step": step, "mean_return": mean_return}
         updates, inner = inner_optimizer.update(apply_masks(gradient, state.masks), state.inner, params, **extra_args)
 
-        def change_masks(due, state, params, updates, gradient, mean_return):
+        def changed() -> tuple[ArrayTree, ArrayTree]:
             sparsity, schedule = jnp.float32(0), state.schedule
             if rule.schedule is not None:
                 sparsity, schedule = rule.schedule.advance(schedule, step, mean_return)
             new_params = apply_masks(optax.apply_updates(params, updates), state.masks)
             masks = _updated_masks(rule, state._replace(step=step), new_params, gradient, sparsity)
             # Under `vmap` the branch is taken for all rows if one of them is due.
-            changed, old = (masks, schedule), (state.masks, state.schedule)
-            return jax.tree.map(lambda new, old: jnp.where(due, new, old), changed, old)
-
-        def keep_masks(due, state, *_):
-            return state.masks, state.schedule
+            return optax.tree.where(due, (masks, schedule), (state.masks, state.schedule))
 
         due = step // rule.every > state.step // rule.every
-        # The inner state may be updated in place, so it must not be an operand.
-        operands = (due, state._replace(inner=()), params, updates, gradient, mean_return)
-        masks, schedule = jax.lax.cond(~min_over_rows(~due), change_masks, keep_masks, *operands)
+        # The branches do not use the inner state, which may be updated in place.
+        masks, schedule = jax.lax.cond(~min_over_rows(~due), changed, lambda: (state.masks, state.schedule))
         # Weights that have just been pruned, or just been restored, are 0 next.
         kept = jax.tree.map(jnp.logical_and, masks, state.masks)
         updates = jax.tree.map(lambda u, p, mask: where(mask, u, -p), updates, params, kept)
