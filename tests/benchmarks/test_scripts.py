@@ -40,8 +40,7 @@ def figures(tree):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_benchmark_prints_figures(name, run_script):
-    code, out, err = run_script(BENCHMARKS / f"{name}.py", *SCRIPTS[name].split(), "--json")
-    assert code == 0, err
+    out, _ = run_script(BENCHMARKS / f"{name}.py", *SCRIPTS[name].split(), "--json")
     found = json.loads(out.splitlines()[-1])
     measured = list(figures({key: value for key, value in found.items() if key not in ("settings", "made", "cpus")}))
     assert measured
@@ -51,7 +50,6 @@ def test_a_benchmark_prints_figures(name, run_script):
 @pytest.mark.slow
 def test_the_benchmark_of_a_gpu_runs_its_parts(run_script, tmp_path):
     words = ("--dry-run", "--only", "kernels", "--out", tmp_path / "gpu.json")
-    code, _, err = run_script(BENCHMARKS / "gpu.py", *words)
-    assert code == 0, err
+    run_script(BENCHMARKS / "gpu.py", *words)
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert all(map(math.isfinite, figures(found["parts"]["kernels"])))

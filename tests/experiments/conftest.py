@@ -26,7 +26,7 @@ def start():
 @pytest.fixture(scope="session")
 def script(run_script):
     """Runs a script by its name."""
-    return lambda name, *words: run_script(EXPERIMENTS / name, *words)
+    return lambda name, *words, **options: run_script(EXPERIMENTS / name, *words, **options)
 
 
 @pytest.fixture
@@ -42,6 +42,12 @@ def load(monkeypatch):
         return module
 
     return script_module
+
+
+@pytest.fixture
+def module(load, request):
+    """The script after which a test file is named."""
+    return load(request.path.stem.removeprefix("test_"))
 
 
 @pytest.fixture

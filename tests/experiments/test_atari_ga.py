@@ -12,11 +12,6 @@ TINY = [
 ]
 
 
-@pytest.fixture
-def module(load):
-    return load("atari_ga")
-
-
 @pytest.mark.parametrize(
     ("preset", "network", "parents"), [("paper", "large", 20), ("random-search-paper", "small", 0)]
 )
@@ -35,11 +30,9 @@ def test_paper_presets_are_the_published_protocol(module, read, preset, network,
 def test_a_resumed_run_ends_whole_and_is_watched(tmp_path, script, rows, monkeypatch):
     monkeypatch.setattr("volvox.envs.envpool_tasks._seeds_of_starts", lambda noop_max: [0, 1])  # two exact starts of 30
     run_dir = tmp_path / "run"
-    code, _, err = script("atari_ga.py", *TINY, "--run-dir", run_dir, "--generations", 1, "--no-video")
-    assert code == 0, err
+    script("atari_ga.py", *TINY, "--run-dir", run_dir, "--generations", 1, "--no-video")
     options = ("--run-dir", run_dir, "--generations", 2, "--resume", "--score-episodes", 2)
-    code, out, err = script("atari_ga.py", *TINY, *options)
-    assert code == 0, err
+    out, _ = script("atari_ga.py", *TINY, *options)
     assert "elite:" in out
     assert "random:" in out
     table = rows(run_dir)

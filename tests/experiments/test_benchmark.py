@@ -10,11 +10,6 @@ import volvox as vx
 
 
 @pytest.fixture
-def module(load):
-    return load("benchmark")
-
-
-@pytest.fixture
 def row(module):
     return module.Row(name="A3C, CartPole", task="CartPole-v1", learner=vx.A3C(), num_envs=8, timesteps=400)
 

@@ -5,11 +5,6 @@ import dataclasses
 import pytest
 
 
-@pytest.fixture
-def module(load):
-    return load("choose_settings")
-
-
 @pytest.mark.slow
 def test_variants_make_algorithms(module):
     pytest.importorskip("gymnax")

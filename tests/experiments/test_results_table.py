@@ -8,11 +8,6 @@ ABOUT = {"budget": "9 frames", "hardware": "a CPU", "commit": "abc", "date": "20
 
 
 @pytest.fixture
-def module(load):
-    return load("results_table")
-
-
-@pytest.fixture
 def write(tmp_path):
     """Writes the files of a run."""
 
