@@ -5,6 +5,19 @@ import pytest
 from volvox.testing import actions_for, drive
 
 
+@pytest.fixture(scope="session")
+def play():
+    """Plays actions in the only group of an environment, and closes it."""
+
+    def played(env, actions, seed=0, *, restart_at=None, **options):
+        (group,) = env.make(seed, **options)
+        steps = drive(group, actions, restart_at=restart_at)
+        group.close()
+        return steps
+
+    return played
+
+
 @pytest.fixture(name="drive", scope="session")
 def _drive():
     return drive

@@ -34,10 +34,8 @@ def test_the_interface_is_kept(env):
     check_env(env, max_episode_steps=min(env.spec.max_episode_steps - 1, 40))
 
 
-def test_elapsed_steps_count_from_each_first(env, drive, actions_for):
-    (group,) = env.make(5, host=True, num_groups=1)
-    step = drive(group, actions_for(env, 45), restart_at=5)
-    group.close()
+def test_elapsed_steps_count_from_each_first(env, play, actions_for):
+    step = play(env, actions_for(env, 45), restart_at=5, seed=5, host=True, num_groups=1)
     elapsed = step.extras["elapsed_steps"]
     assert (elapsed[step.truncated] == env.spec.max_episode_steps).all()
     if env.config.get("episodic_life"):

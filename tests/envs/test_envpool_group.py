@@ -16,12 +16,10 @@ def raw_pool(task, *, seed, num_envs, **config):
     return load_envpool().make(task, env_type="gymnasium", num_envs=num_envs, batch_size=num_envs, seed=seeds, **config)
 
 
-def test_images_are_envpools_transposed_and_ends_are_its_ends(drive, actions_for):
+def test_images_are_envpools_transposed_and_ends_are_its_ends(play, actions_for):
     env = envs.atari("frostbite", num_envs=2, groups=1, max_episode_steps=8)
     actions = actions_for(env, 20)
-    (group,) = env.make(4)
-    step = drive(group, actions)
-    group.close()
+    step = play(env, actions, 4)
     raw = raw_pool("Frostbite-v5", seed=4, num_envs=2, max_episode_steps=8)
     raw.async_reset()
     for beat in range(21):
@@ -36,12 +34,10 @@ def test_images_are_envpools_transposed_and_ends_are_its_ends(drive, actions_for
             raw.send(actions[beat])
 
 
-def test_mujoco_in_jit_matches_envpools_doubles(drive, actions_for):
+def test_mujoco_in_jit_matches_envpools_doubles(play, actions_for):
     env = envs.mujoco("HalfCheetah", num_envs=3)
     actions = actions_for(env, 50)
-    (group,) = env.make(9)
-    steps = drive(group, actions)
-    group.close()
+    steps = play(env, actions, 9)
     raw = raw_pool("HalfCheetah-v5", seed=9, num_envs=3)
     raw.async_reset()
     with warnings.catch_warnings():
@@ -56,30 +52,24 @@ def test_mujoco_in_jit_matches_envpools_doubles(drive, actions_for):
     assert not jax.config.jax_enable_x64
 
 
-def test_rewards_are_unclipped(drive):
+def test_rewards_are_unclipped(play):
     actions = np.tile(np.arange(120, dtype=np.int32)[:, None] % 7, (1, 2))
     steps = {}
     for clip in (False, True):
         env = envs.envpool("Assault-v5", num_envs=2, reward_clip=clip)
-        (group,) = env.make(0, host=True)
-        steps[clip] = drive(group, actions)
-        group.close()
+        steps[clip] = play(env, actions, host=True)
     assert steps[True].reward.max() > 1
     np.testing.assert_array_equal(steps[True].reward, steps[False].reward)
 
 
-def test_an_end_at_the_time_limit_is_a_termination(drive):
+def test_an_end_at_the_time_limit_is_a_termination(play):
     env = envs.atari("assault", num_envs=2, groups=1)
     idle = np.zeros((200, 2), np.int32)
-    (group,) = env.make(0, host=True)
-    step = drive(group, idle)
-    group.close()
+    step = play(env, idle, host=True)
     ended = int(step.terminated[:, 0].argmax())
     assert step.terminated[ended, 0]
     length = int(step.extras["elapsed_steps"][ended, 0])
-    (group,) = env.make(0, host=True, max_episode_steps=length)
-    step = drive(group, idle[: ended + 1])
-    group.close()
+    step = play(env, idle[: ended + 1], host=True, max_episode_steps=length)
     assert step.terminated[ended, 0]
     assert not step.truncated[ended, 0]
     assert step.first[ended + 1, 0]

@@ -24,7 +24,7 @@ def test_games_are_found_in_the_usual_spellings(spelling, name):
     assert (env.num_envs, env.num_groups) == (128, 2)
 
 
-def test_settings_reach_the_emulator(drive):
+def test_settings_reach_the_emulator(play):
     env = envs.atari(
         "pong",
         num_envs=2,
@@ -40,9 +40,7 @@ def test_settings_reach_the_emulator(drive):
     assert env.spec.num_actions == 18
     assert env.spec.frame_skip == 3
     assert env.config["sticky_actions"] == 0.25
-    (group,) = env.make(0, host=True)
-    step = drive(group, np.full((6, 2), 17, np.int32))
-    group.close()
+    step = play(env, np.full((6, 2), 17, np.int32), host=True)
     assert step.observation.shape == (7, 2, 42, 42, 2)
     # The first stack repeats one frame; later the newest frame is the last channel.
     np.testing.assert_array_equal(step.observation[0, ..., 0], step.observation[0, ..., 1])
@@ -60,13 +58,11 @@ def first_memories(env, *, steps=0):
     return np.asarray(step.extras["ram"])
 
 
-def test_sticky_actions_reach_the_emulator(drive, actions_for):
+def test_sticky_actions_reach_the_emulator(play, actions_for):
     seen = []
     for sticky in (0.0, 0.9):
         env = envs.atari("Pong", num_envs=2, groups=1, sticky_actions=sticky)
-        (group,) = env.make(3, host=True)
-        seen.append(drive(group, actions_for(env, 30)).extras["ram"])
-        group.close()
+        seen.append(play(env, actions_for(env, 30), 3, host=True).extras["ram"])
     assert (seen[0] != seen[1]).any()
 
 
@@ -125,7 +121,7 @@ def test_mistakes_are_refused(arguments):
 
 
 @pytest.mark.parametrize("preprocessing", ["envpool", "uber"])
-def test_a_screen_in_color_shows_the_same_game(preprocessing, drive, actions_for):
+def test_a_screen_in_color_shows_the_same_game(preprocessing, play, actions_for):
     options = {"preprocessing": preprocessing, "frame_skip": 3, "sticky_actions": 0.25}
     env = envs.atari("Frostbite", num_envs=1, groups=1, **options)
     screen = color_screen(env)
@@ -133,9 +129,7 @@ def test_a_screen_in_color_shows_the_same_game(preprocessing, drive, actions_for
     assert screen.spec.frame_skip == 3
     seen = []
     for recipe in (env, screen):
-        (group,) = recipe.make(3, num_envs=1, num_groups=1, host=True)
-        seen.append(drive(group, actions_for(env, 20)))
-        group.close()
+        seen.append(play(recipe, actions_for(env, 20), 3, num_envs=1, num_groups=1, host=True))
     np.testing.assert_array_equal(seen[0].extras["ram"], seen[1].extras["ram"])
     np.testing.assert_array_equal(seen[0].first, seen[1].first)
     red, green, blue = np.asarray(seen[1].observation[-1], float).reshape(-1, 3).mean(0)

@@ -49,10 +49,10 @@ def test_functions_that_do_not_fit_are_refused(arguments, error):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_resets_in_batches_are_the_same_resets(size, drive, actions_for, assert_equal):
+def test_resets_in_batches_are_the_same_resets(size, play, actions_for, assert_equal):
     """Episodes of different lengths, whose state holds a key."""
 
-    def play(reset_batch):
+    def played(reset_batch):
         env = envs.from_functions(
             lambda key: (key, jax.random.randint(key, (), 1, 6)),
             lambda state, action, key: ((state[0], state[1] - 1), jax.random.normal(state[0]), state[1] <= 1),
@@ -63,10 +63,9 @@ def test_resets_in_batches_are_the_same_resets(size, drive, actions_for, assert_
             num_actions=2,
             reset_batch=reset_batch,
         )
-        (group,) = env.make(0)
-        return drive(group, actions_for(env, 20), restart_at=7)
+        return play(env, actions_for(env, 20), restart_at=7)
 
-    assert_equal(play(size), play(None))
+    assert_equal(played(size), played(None))
 
 
 def test_another_group_seed_or_cutoff_compiles_nothing_twice():
@@ -93,12 +92,11 @@ def test_another_group_seed_or_cutoff_compiles_nothing_twice():
     assert len(traced) == before + 1
 
 
-def test_gymnax_steps_are_its_own_and_the_time_limit_truncates(drive):
+def test_gymnax_steps_are_its_own_and_the_time_limit_truncates(play):
     gymnax = pytest.importorskip("gymnax", reason='needs pip install -e ".[gymnax]"')
     env = envs.gymnax("CartPole-v1", num_envs=3, max_episode_steps=8)
-    (group,) = env.make(0)
     actions = np.tile(np.array([0, 1], np.int32), 15)[:, None].repeat(3, axis=1)  # keeps the pole up for 8 timesteps
-    played = drive(group, actions)
+    played = play(env, actions)
     assert played.truncated[8].all()
     assert not played.terminated.any()
     assert played.first[9].all()
@@ -112,13 +110,12 @@ def test_gymnax_steps_are_its_own_and_the_time_limit_truncates(drive):
         assert played.reward[t, 0] == reward
 
 
-def test_gymnaxs_own_limit_is_no_termination(drive):
+def test_gymnaxs_own_limit_is_no_termination(play):
     pytest.importorskip("gymnax", reason='needs pip install -e ".[gymnax]"')
     env = envs.gymnax("Pendulum-v1", num_envs=2)
     assert env.spec.max_episode_steps == 200
     assert env.spec.action_shape == (1,)
-    (group,) = env.make(0)
-    played = drive(group, np.zeros((205, 2, 1), np.float32))
+    played = play(env, np.zeros((205, 2, 1), np.float32))
     assert played.truncated[200].all()
     assert not played.terminated.any()
     assert played.first[201].all()
@@ -141,11 +138,10 @@ def test_a_suite_that_is_not_installed_is_named_with_its_command(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Brax System:UserWarning", "ignore:JAXopt is no longer:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Accessing .* directly from `Data`:DeprecationWarning")  # Brax with mjx 3.17
-def test_brax_steps_and_truncates(drive, actions_for):
+def test_brax_steps_and_truncates(play, actions_for):
     pytest.importorskip("brax", reason='needs pip install -e ".[brax]"')
     env = envs.brax("inverted_pendulum", num_envs=2, max_episode_steps=3, backend="positional")
-    (group,) = env.make(0)
-    played = drive(group, 0 * actions_for(env, 5))
+    played = play(env, 0 * actions_for(env, 5))
     assert played.truncated[3].all()
     assert played.first[4].all()
 
@@ -190,11 +186,10 @@ def test_playground_steps_are_its_own_and_the_time_limit_truncates(registry, dri
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("registry")
-def test_a_simulation_of_playground_that_diverges_terminates(drive):
-    (group,) = short_episodes().make(0)
+def test_a_simulation_of_playground_that_diverges_terminates(play):
     actions = np.zeros((6, 2, 1), np.float32)
     actions[1, 0] = np.nan
-    played = drive(group, actions)
+    played = play(short_episodes(), actions)
     assert played.terminated[:, 0].tolist() == [t == 2 for t in range(7)]
     assert played.first[:, 0].tolist() == [t in (0, 3) for t in range(7)]
     assert played.truncated[:, 1].tolist() == [t == 4 for t in range(7)]

@@ -91,11 +91,10 @@ def test_a_drive_is_the_published_one(seed):
     assert rejected > 5, "the drive must meet walls"
 
 
-def test_an_episode_ends_with_the_only_reward_and_tells_its_position(drive):
+def test_an_episode_ends_with_the_only_reward_and_tells_its_position(play):
     env = hard_maze(num_envs=2, groups=1)
-    (group,) = env.make(0)
     actions = np.broadcast_to(drifting(0)[:, None], (400, 2, 2))
-    seen = drive(group, np.concatenate([actions, actions[:2]]))
+    seen = play(env, np.concatenate([actions, actions[:2]]))
     assert env.spec.extras == ("elapsed_steps", "position")
     assert seen.terminated[400].all()
     assert not seen.truncated.any()

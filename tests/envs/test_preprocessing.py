@@ -42,21 +42,17 @@ def test_resizing_is_the_definition(height, width, size):
 @pytest.mark.parametrize(
     ("game", "begins_with"), [("Frostbite", [1, 2]), pytest.param("Freeway", [], marks=pytest.mark.slow)]
 )
-def test_uber_is_the_raw_game_after_its_opening(drive, game, begins_with):
+def test_uber_is_the_raw_game_after_its_opening(play, game, begins_with):
     actions = np.random.default_rng(0).integers(0, 3, (STEPS, 2)).astype(np.int32)
     screen = {"stack_num": 1, "img_height": 210, "img_width": 160}
     raw = envs.envpool(f"{game}-v5", num_envs=2, use_fire_reset=False, **screen)
-    (group,) = raw.make(3, host=True)
     begun = np.repeat(np.array(begins_with, np.int32)[:, None], 2, axis=1)
-    expected = drive(group, np.concatenate([begun, actions]))
-    group.close()
+    expected = play(raw, np.concatenate([begun, actions]), 3, host=True)
 
     env = envs.atari(game, num_envs=2, groups=1, preprocessing="uber")
     assert env.spec.observation_dtype == np.float32
-    (group,) = env.make(3)
     # Whatever is sent during the opening is not played.
-    ours = drive(group, np.concatenate([np.full_like(begun, 5), actions]))
-    group.close()
+    ours = play(env, np.concatenate([np.full_like(begun, 5), actions]), 3)
 
     start = len(begins_with)
     assert ours.first[: start + 1].all()
@@ -76,15 +72,13 @@ def test_tasks_with_a_limit_of_their_own_take_no_opening():
         opening(envs.envpool("CliffWalking-v1", num_envs=2), (1,)).make(0)
 
 
-def test_an_end_inside_the_opening_begins_anew(drive):
+def test_an_end_inside_the_opening_begins_anew(play):
     corridor = probes.countdown(num_envs=1, max_episode_steps=1)
     # The pool of an opening lives as much longer; what ends it early is the game.
     env = opening(
         corridor._replace(make=lambda seed, **given: corridor.make(seed, **{**given, "max_episode_steps": 1})), (1, 1)
     )
-    (group,) = env.make(0, host=True)
-    step = drive(group, np.zeros((9, 1), np.int32))
-    group.close()
+    step = play(env, np.zeros((9, 1), np.int32), host=True)
     assert step.first.all()
     assert not (step.terminated | step.truncated).any()
     assert not step.reward.any()
