@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from volvox.envs.functional import from_functions
 from volvox.types import Array, Env
@@ -29,6 +30,11 @@ def delayed_reward(**options: Any) -> Env:
     return _probe(
         "delayed-reward", {}, _zero, lambda state, action, key: (jnp.float32(1), state, state == 1), **options
     )
+
+
+def endless(reward: float = 1.0, **options: Any) -> Env:
+    """Every timestep shows 0 and has the same reward, until the time limit. The value is `reward / (1 - g)`."""
+    return _probe("endless", {"reward": reward}, _zero, lambda state, action, key: (state, reward, False), **options)
 
 
 def chosen_reward(**options: Any) -> Env:
@@ -112,6 +118,22 @@ def target(*, size: int = 2, max_episode_steps: int = 8, **options: Any) -> Env:
         max_episode_steps=max_episode_steps,
         **options,
     )
+
+
+class Linear(nn.Module):
+    """Logits and values that are linear in the observation.
+
+    Attributes:
+      num_actions: Number of logits.
+    """
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """(logits `[B, num_actions]`, values `[B]`)."""
+        policy = self.param("policy", nn.initializers.normal(1.0), (x.shape[-1], self.num_actions))
+        return x @ policy, x @ self.param("value", nn.initializers.ones, (x.shape[-1],))
 
 
 def _zero(key: Array) -> Array:

@@ -1,6 +1,5 @@
 """The report of the GPU's benchmark, of whole and of broken results."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -17,8 +16,6 @@ def _result():
 
 def test_the_committed_result_becomes_tables_and_a_picture(result, tmp_path):
     lines = gpu_report.report(result, "gpu_h100.json")
-    heads = [line for line, rule in itertools.pairwise(lines) if rule.startswith("| ---")]
-    assert len(heads) >= 5
     rate = gpu_report.number(result["parts"]["ppo"]["steps_per_s"])
     assert any(line.startswith("| PPO") and rate in line for line in lines)
     gpu_report.picture(result, tmp_path / "h100.png")

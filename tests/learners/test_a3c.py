@@ -13,7 +13,6 @@ from flax import linen as nn
 from volvox import A3C
 from volvox.data import segments
 from volvox.data.segments import Segment
-from volvox.envs.functional import from_functions
 from volvox.learners.a3c import A3CLearning
 from volvox.learners.learner import Turn
 from volvox.networks import MLP, CategoricalMLP, RecurrentActorCritic
@@ -56,16 +55,7 @@ def test_values_are_known(learned):
 
 def test_a_time_limit_bootstraps(learned):
     """1 / (1 - 0.9) wherever the limit is; taken for a termination, the value would lie below 5."""
-    env = from_functions(
-        lambda key: jnp.float32(0),
-        lambda state, action, key: (state, 1.0, False),
-        lambda state: state[None],
-        name="endless",
-        max_episode_steps=5,
-        num_envs=8,
-        num_actions=2,
-    )
-    values, _ = learned(env, 1_500, 0.0, vtrace=True, anneal_frames=1_500 * 40)
+    values, _ = learned(probes.endless(max_episode_steps=5), 1_500, 0.0, vtrace=True, anneal_frames=1_500 * 40)
     np.testing.assert_allclose(values, [10.0], rtol=1e-2)
 
 
@@ -81,21 +71,12 @@ def test_the_ga3c_preset_learns_what_to_do(trained):
 T, B, A, K = 5, 3, 4, 2
 
 
-class Linear(nn.Module):
-    """Logits and values that are linear in the observation."""
-
-    @nn.compact
-    def __call__(self, x):
-        policy = self.param("policy", nn.initializers.normal(1.0), (K, A))
-        return x @ policy, x @ self.param("value", nn.initializers.ones, (K,))
-
-
 def linear(**options):
     """The learner of one linear layer, whose gradients can be written down."""
     spec = probes.corridor().spec._replace(observation_shape=(K,), num_actions=A)
     env = probes.corridor(num_envs=B, groups=1)._replace(spec=spec)
     settings = {"segment_length": T, "discount": 0.9, "vtrace": False, "entropy_coefficient": 0.3, "micro_batch": 1}
-    return A3C(**settings | options).bind(Linear(), env)
+    return A3C(**settings | options).bind(probes.Linear(A), env)
 
 
 def segment(seed=0):

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import probes
 import pytest
-from flax import linen as nn
 
 from volvox import PPO
 from volvox.data import metrics
@@ -94,21 +93,12 @@ class Given(NamedTuple):
     num_valid: np.ndarray
 
 
-class Linear(nn.Module):
-    """Logits and values that are linear in the observation."""
-
-    @nn.compact
-    def __call__(self, x):
-        policy = self.param("policy", nn.initializers.normal(1.0), (K, A))
-        return x @ policy, x @ self.param("value", nn.initializers.ones, (K,))
-
-
 def linear(num_envs=2, groups=1, **options):
     """The learner of one linear layer, whose gradients can be written down."""
     spec = probes.corridor().spec._replace(observation_shape=(K,), num_actions=A)
     env = probes.corridor(num_envs=num_envs, groups=groups)._replace(spec=spec)
     settings = {"segment_length": 5, "num_minibatches": 1, "num_epochs": 1, "entropy_coefficient": 0.3}
-    return PPO(**settings | options).bind(Linear(), env)
+    return PPO(**settings | options).bind(probes.Linear(A), env)
 
 
 def part(seed=0):

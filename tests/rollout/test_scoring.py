@@ -160,20 +160,8 @@ def test_episodes_that_never_end_are_cut(monkeypatch):
     assert score.lengths.tolist() == [50, 50]
 
 
-def tenth(**options):
-    """Every timestep is rewarded 0.1, for as long as an episode may last."""
-    return from_functions(
-        lambda key: jnp.float32(0),
-        lambda state, action, key: (state, 0.1, False),
-        lambda state: state[None],
-        num_actions=2,
-        name="tenth",
-        **options,
-    )
-
-
 def test_returns_of_many_small_rewards_are_exact():
-    score = scores(tenth(num_envs=2, max_episode_steps=499), [0.0, 1.0], num_episodes=2)
+    score = scores(probes.endless(0.1, num_envs=2, max_episode_steps=499), [0.0, 1.0], num_episodes=2)
     np.testing.assert_allclose([score.mean, *score.returns], 49.9, rtol=1e-7)
 
 

@@ -62,8 +62,6 @@ def test_a_budget_ends_the_run(options, steps):
     "options",
     [
         {},
-        {"steps": 0},
-        {"stop_after": -1.0},
         {"steps": 2, "resume": True},
         {"steps": 2, "run_dir": ""},
     ],
