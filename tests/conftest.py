@@ -63,18 +63,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def run_script():
-    """Runs a script in this process, which has imported JAX already, checks its exit code; returns (stdout, stderr)."""
+    """Runs a script in this process, which has imported JAX already, and checks its exit code.
+
+    Returns (stdout, stderr).
+    """
 
     def run(path, *words, code=0):
-        out, err, found = io.StringIO(), io.StringIO(), 0
+        out, err, exit_code = io.StringIO(), io.StringIO(), 0
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             patch.setattr(sys, "argv", [str(path), *map(str, words)])
             patch.syspath_prepend(path.parent)
             try:
                 runpy.run_path(str(path), run_name="__main__")
             except SystemExit as end:
-                found = end.code if isinstance(end.code, int) else int(end.code is not None)
-        assert found == code, err.getvalue()
+                exit_code = end.code if isinstance(end.code, int) else int(end.code is not None)
+                err.write(end.code if isinstance(end.code, str) else "")
+        assert exit_code == code, err.getvalue()
         return out.getvalue(), err.getvalue()
 
     return run

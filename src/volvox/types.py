@@ -26,7 +26,7 @@ def zeros(like: ArrayTree, *batch: int) -> Any:
 
 
 def pick(tree: ArrayTree, index: Any) -> Any:
-    """Returns `x[index]` of each leaf, such as one learner's part of leaves `[S, ...]`."""
+    """Returns `x[index]` of each leaf; the index may be an integer, a slice or an array."""
     return jax.tree.map(lambda x: x[index], tree)
 
 

@@ -7,13 +7,14 @@ from volvox.testing import actions_for, drive
 
 @pytest.fixture(scope="session")
 def play():
-    """Plays actions in the only group of an environment, and closes it."""
+    """Plays actions in the only group of an environment, closes the group, and returns the timesteps."""
 
     def played(env, actions, seed=0, *, restart_at=None, **options):
         (group,) = env.make(seed, **options)
-        steps = drive(group, actions, restart_at=restart_at)
-        group.close()
-        return steps
+        try:
+            return drive(group, actions, restart_at=restart_at)
+        finally:
+            group.close()
 
     return played
 

@@ -46,7 +46,7 @@ def load(monkeypatch):
 
 @pytest.fixture
 def module(load, request):
-    """The script after which a test file is named."""
+    """The script that the test file is named after."""
     return load(request.path.stem.removeprefix("test_"))
 
 

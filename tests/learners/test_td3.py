@@ -13,9 +13,9 @@ from flax import linen as nn
 from volvox import SAC, TD3, learn, networks
 from volvox.data.replay import Batch
 from volvox.learners import Turn
-from volvox.learners.training import networks_and_masks, pick
+from volvox.learners.training import networks_and_masks
 from volvox.sparsity import Dynamic, Magnitude, RewardAware, masks_of, sparse, table
-from volvox.types import Axis
+from volvox.types import Axis, pick
 
 ENV = probes.target(size=1, num_envs=8, groups=2)
 ACTOR = networks.MLP(1, hidden=(16,), activation=nn.relu)

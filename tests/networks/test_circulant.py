@@ -31,6 +31,13 @@ def test_a_grouped_network_is_the_dense_one_with_circulant_blocks():
     np.testing.assert_allclose(found, jax.jit(net.apply)({"params": dense}, x), rtol=1e-4, atol=1e-5)
 
 
+def test_initial_numbers_have_the_spread_of_dense_weights():
+    """So the outputs of both have the same size."""
+    net = networks.Grouped(networks.MLP(3, hidden=(400,)), block=4)
+    params = jax.jit(net.init)(jax.random.key(0), jnp.zeros((1, 400)))
+    assert float(params["params"]["inner"]["Dense_0"]["circulant"].std()) == pytest.approx(1 / 20, rel=0.05)
+
+
 @pytest.mark.parametrize("options", [{"block": 3}, {"min_side": 33}])
 def test_networks_that_cannot_be_grouped_are_refused(options):
     net = networks.MLP(3, hidden=(32,))

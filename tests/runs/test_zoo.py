@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -138,3 +139,10 @@ def test_agents_play_as_their_cards_say(name):
     assert score.protocol == card["protocol"]
     assert score.low <= card["high"] + slack
     assert score.high >= card["low"] - slack
+
+
+def test_agents_of_the_wheel_are_small():
+    sizes = [path.stat().st_size for path in (Path(vx.zoo.__file__).parent / "agents").iterdir()]
+    assert len(sizes) >= 10
+    assert max(sizes) <= 100_000
+    assert sum(sizes) <= 1_000_000

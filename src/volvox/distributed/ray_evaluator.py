@@ -215,7 +215,7 @@ def split(population: Population, sizes: list[int], *, share_bases: bool) -> Ite
         if not share_bases:
             parents, index = np.unique(chosen.parent, return_inverse=True)
             parents = np.resize(parents, num_bases)  # one shape for all chunks
-            bases = jax.tree.map(lambda x, parents=parents: x[parents], population.bases)
+            bases = pick(population.bases, parents)
             chosen = chosen._replace(bases=bases, parent=index.astype(np.int32))
         part: Any = member[rows], episode[rows]
         yield chosen, part

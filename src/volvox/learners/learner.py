@@ -78,7 +78,7 @@ class Learner:
     def variables(self, collected: Any, learning: Any) -> ArrayTree:
         """Returns the variables for `policy.apply`.
 
-        They do not depend on the fields `collectors` and `replays`, which may be ().
+        They must not depend on the fields `collectors` and `replays`, which may be ().
         """
         raise NotImplementedError
 

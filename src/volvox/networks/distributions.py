@@ -4,7 +4,7 @@
     action = actions.sample(key, output)
     log_prob, entropy = actions.log_prob(output, action), actions.entropy(output)
 
-`distribution` chooses one by the kind of actions.
+`distribution` returns that of the actions of an environment.
 """
 
 import dataclasses

@@ -17,7 +17,7 @@ def fan_in_uniform(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -
 
         critic = vx.networks.QNetwork(kernel_init=vx.networks.fan_in_uniform, bias_init=vx.networks.fan_in_uniform)
 
-    As `bias_init` of volvox's networks it uses the fan-in of the kernel.
+    As the `bias_init` of a network of volvox, it uses the fan-in of the kernel.
     """
     return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")(key, shape, dtype)
 

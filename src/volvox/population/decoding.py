@@ -334,5 +334,9 @@ def to_vectors(params: ArrayTree) -> Array:
 
 
 def from_vectors(encoding: Encoding, vectors: Array) -> ArrayTree:
-    """Cuts vectors `[N, D]` into parameters, leaves `[N, ...]`; D is `encoding.num_parameters`."""
+    """Cuts vectors `[N, D]` into parameters, leaves `[N, ...]`.
+
+    Raises:
+      ValueError: D is not `encoding.num_parameters`.
+    """
     return jax.vmap(lambda vector: flat.unflatten(vector, encoding.like))(vectors)

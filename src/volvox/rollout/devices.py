@@ -54,6 +54,7 @@ class Devices(NamedTuple):
             results = function(*jax.tree.map(lambda x: x[0] if x.ndim else x, args))
             return jax.tree.map(lambda x: jnp.asarray(x)[None], results)
 
+        @functools.wraps(function)
         def call(*args: ArrayTree) -> ArrayTree:
             args = jax.tree.map(jnp.asarray, args)
             specs = jax.tree.map(lambda x: P(_NAME) if x.ndim else P(), args)

@@ -104,7 +104,7 @@ def sparse(
         extra_args |= {"step": step, "mean_return": mean_return}
         updates, inner = inner_optimizer.update(apply_masks(gradient, state.masks), state.inner, params, **extra_args)
 
-        def changed() -> tuple[ArrayTree, ArrayTree]:
+        def updated_masks() -> tuple[ArrayTree, ArrayTree]:
             sparsity, schedule = jnp.float32(0), state.schedule
             if rule.schedule is not None:
                 sparsity, schedule = rule.schedule.advance(schedule, step, mean_return)
@@ -114,8 +114,8 @@ def sparse(
             return optax.tree.where(due, (masks, schedule), (state.masks, state.schedule))
 
         due = step // rule.every > state.step // rule.every
-        # The branches do not use the inner state, which may be updated in place.
-        masks, schedule = jax.lax.cond(~min_over_rows(~due), changed, lambda: (state.masks, state.schedule))
+        # The branches must not use the inner state, which may be updated in place.
+        masks, schedule = jax.lax.cond(~min_over_rows(~due), updated_masks, lambda: (state.masks, state.schedule))
         # Weights that have just been pruned, or just been restored, are 0 next.
         kept = jax.tree.map(jnp.logical_and, masks, state.masks)
         updates = jax.tree.map(lambda u, p, mask: where(mask, u, -p), updates, params, kept)
