@@ -18,6 +18,11 @@ def test_means_are_of_all_values():
     assert metrics.compute(gathered) == {"loss": 3.0, "largest": 6.0}
 
 
+def test_metrics_of_other_names_stay_and_begin():
+    both = metrics.add(metrics.means({"a": jnp.float32(2)}), metrics.means({"b": jnp.float32(3)}, count=2))
+    assert metrics.compute(both) == {"a": 2.0, "b": 1.5}
+
+
 def timestep(b, **fields):
     flags = {name: jnp.zeros(b, bool) for name in ("first", "terminated", "truncated")}
     return TimeStep(jnp.zeros((b, 1)), jnp.zeros(b), **flags, extras={})._replace(**fields)

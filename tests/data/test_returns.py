@@ -61,6 +61,15 @@ def test_lambda_returns_are_a_mixture_of_n_step_returns(length, seed):
     np.testing.assert_allclose(got, returns_by_definition(*arguments), rtol=1e-4, atol=1e-5)
 
 
+def test_a_return_stops_at_a_termination_and_bootstraps_at_a_time_limit():
+    reward = np.float32([1, 2, 4, 8])
+    next_value = np.float32([100, 200, 300, 400])
+    terminated = lambda_returns(reward, np.float32([0.5, 0, 0.5, 0.5]), next_value, np.ones(4, np.float32))
+    np.testing.assert_allclose(terminated, [1 + 0.5 * 2, 2, 4 + 0.5 * (8 + 200), 8 + 200])
+    truncated = lambda_returns(reward, np.full(4, 0.5, np.float32), next_value, np.float32([1, 0, 1, 1]))
+    np.testing.assert_allclose(truncated, [1 + 0.5 * (2 + 100), 2 + 100, 4 + 0.5 * (8 + 200), 8 + 200])
+
+
 @given(st.sampled_from([1, 2, 12]), st.integers(0, 1_000), st.sampled_from([(1.0, 1.0), (2.0, 0.5), (10.0, 10.0)]))
 @settings(max_examples=25, deadline=None)
 def test_vtrace_is_the_papers_sum(length, seed, clips):

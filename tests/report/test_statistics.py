@@ -21,6 +21,10 @@ def test_the_mean_of_the_middle_half(scores, mean):
     assert interquartile_mean(scores).value == mean
 
 
+def test_the_scores_of_all_tasks_are_sorted_together():
+    assert interquartile_mean([0.0, 1.0, 9.0, 10.0], [2.0, 3.0, 4.0, 100.0]).value == np.mean([2.0, 3.0, 4.0, 9.0])
+
+
 def bootstrapped(statistic, tasks, seed, resamples=4_000):
     """The percentile interval, runs resampled within each task: one resample after the other, from the formula."""
     random = np.random.default_rng(seed)
