@@ -3,6 +3,9 @@
 The first word is a preset; flags change single settings of it, and --resume goes on:
     python experiments/atari_pqn.py cleanrl --game Breakout --run-dir runs/breakout
     python experiments/atari_pqn.py desktop --game Pong --run-dir runs/pong --score-episodes 30
+
+A longer run of the preset paper needs a longer schedule of epsilon:
+    python experiments/atari_pqn.py paper --frames 200_000_000 --epsilon linear:1,0.001,5_000_000
 """
 
 import dataclasses

@@ -40,11 +40,12 @@ REGISTRY = tyro.constructors.ConstructorRegistry()
 
 @REGISTRY.primitive_rule
 def _functions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """Flags of fields that may be functions: a number, text such as linear:1,0,100, or an import path (optax.adam)."""
+    """Flags of fields that may be functions: a number, text such as linear:1,0.01,200000, or a path (optax.adam)."""
     parts = typing.get_args(info.type) if typing.get_origin(info.type) in _UNIONS else (info.type,)
     if not any(part in _FUNCTIONS or typing.get_origin(part) in _FUNCTIONS for part in parts):
         return None
-    metavar = "NUMBER|SCHEDULE" if str in parts else "NUMBER" if float in parts else "MODULE.FUNCTION"
+    number = "NUMBER|SCHEDULE" if str in parts else "NUMBER|linear:START,END,COUNT"
+    metavar = number if float in parts else "MODULE.FUNCTION"
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=f"{{None}}|{metavar}" if type(None) in parts else metavar,
@@ -59,6 +60,9 @@ def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
     if text == "None" and type(None) in parts:
         return None
     if float in parts:
+        if str not in parts and text.startswith("linear:"):
+            start, end, count = text.removeprefix("linear:").split(",")
+            return optax.linear_schedule(float(start), float(end), int(count))
         try:
             return float(text)
         except ValueError:
@@ -74,6 +78,8 @@ def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
 
 def _shown(value: Any) -> list[str]:
     data, keywords = to_json(value), {}
+    if isinstance(data, dict) and data.get("type") == "optax.polynomial_schedule" and data["power"] == 1:
+        return [f"linear:{data['init_value']},{data['end_value']},{data['transition_steps']}"]
     if isinstance(data, dict) and "partial" in data:
         data, keywords = data["partial"], data["keywords"]
     path = data.get("function", data.get("type")) if isinstance(data, dict) else data

@@ -61,6 +61,12 @@ def test_flags_may_be_functions(load, read):
     assert load("launch")._shown(functools.partial(optax.adam, eps=0.1)) == ["optax.adam eps=0.1"]
 
 
+def test_flags_may_be_linear_schedules(load, read):
+    epsilon = read(load("atari_pqn"), ["paper", "--epsilon", "linear:1,0.1,1_000"]).learner.epsilon
+    assert [float(epsilon(count)) for count in (0, 500, 1_000, 2_000)] == pytest.approx([1, 0.55, 0.1, 0.1])
+    assert load("launch")._shown(epsilon) == ["linear:1.0,0.1,1000"]
+
+
 @pytest.mark.parametrize("words", [["--checkpoint-every", "0"], ["--frames", "0"], ["--minutes", "-1"]], ids=" ".join)
 def test_settings_that_do_not_fit_are_refused(words, load, read):
     with pytest.raises(ValueError, match=r".+"):
