@@ -248,14 +248,13 @@ class Population:
 
 def annealed(learner: vx.A3C | vx.PPO | vx.PQN, run: Run, env: vx.Env, num_learners: int) -> None:
     """Checks that the learning rate does not reach 0 before the run's frames or timesteps are over."""
-    unit, skip = ("frames", env.spec.frame_skip) if isinstance(learner, vx.A3C) else ("timesteps", 1)
     budgets = [run.timesteps, run.frames and run.frames // (env.spec.frame_skip * num_learners)]
-    amount = skip * min((budget for budget in budgets if budget is not None), default=0)
-    over = getattr(learner, f"anneal_{unit}")
-    if over is not None and amount > over:
+    timesteps = min((budget for budget in budgets if budget is not None), default=0)
+    over = learner.anneal_timesteps
+    if over is not None and timesteps > over:
         raise ValueError(
-            f"anneal_{unit}={over}: the learning rate is 0 after them, and the run has {amount} {unit}; give "
-            f"--anneal-{unit} {amount}, or None."
+            f"anneal_timesteps={over}: the learning rate is 0 after them, and the run has {timesteps} timesteps; give "
+            f"--anneal-timesteps {timesteps}, or None."
         )
 
 

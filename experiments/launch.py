@@ -415,7 +415,7 @@ def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
         "threads": first(cpus if env.threads is None else env.threads, sorted({max(1, cpus // 2), cpus, cpus + 1})),
     }
     learner = getattr(settings, "learner", None)
-    if isinstance(learner, vx.PPO):
+    if isinstance(learner, vx.PPO | vx.PQN):
         share = -(-env.num_envs * learner.segment_length // (max(env.groups, 1) * learner.num_minibatches))
         divisors = [n for n in (32, 64, 128, 256, share) if n <= share and share % n == 0]
         found["micro_batch"] = first(learner.micro_batch, dict.fromkeys(divisors))

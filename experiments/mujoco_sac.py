@@ -18,19 +18,13 @@ import volvox as vx
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(mujoco_td3.Settings):
-    """SAC on a MuJoCo task.
-
-    Attributes:
-      hidden: Widths of the hidden layers of actor and critics.
-      densely_connected: Each hidden layer sees the outputs of all layers before it, and the input.
-      representation: Learn on features that learn to predict the next observation.
-    """
+    """SAC on a MuJoCo task."""
 
     learner: vx.SAC = vx.SAC()  # pyright: ignore[reportIncompatibleVariableOverride]
     run: Run = Run(run_dir="runs/mujoco_sac", timesteps=1_000_000, checkpoint_every=5)
 
 
-PRESETS = {"reference": ("The settings of the paper.", Settings())}
+PRESETS = {"reference": ("The settings of the paper, with 4 environments.", Settings())}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,10 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import optax
 import pytest
@@ -53,6 +57,22 @@ def test_a_preset_that_does_not_exist_is_refused(load, read, capsys):
     assert refusal.value.code == 2
     printed = capsys.readouterr().err
     assert all(preset in printed for preset in module.PRESETS)
+
+
+def test_reading_flags_does_not_start_jax():
+    """Processes are joined before that."""
+    code = """
+import importlib, pathlib, sys
+from jax._src import xla_bridge
+import launch
+for path in sorted(pathlib.Path(launch.__file__).parent.glob("*.py")):
+    script = importlib.import_module(path.stem)
+    if isinstance(presets := getattr(script, "PRESETS", None), dict) and hasattr(script, "make_algorithm"):
+        launch.read(presets, None, [])
+    assert not xla_bridge.backends_are_initialized(), path
+"""
+    experiments = str(Path(__file__).parents[2] / "experiments")
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": experiments})
 
 
 def test_flags_may_be_functions(load, read):

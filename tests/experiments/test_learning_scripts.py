@@ -54,7 +54,7 @@ def test_presets_and_networks_make_an_algorithm(name, flags, load, read):
     [
         ("atari_a3c", "modern --first-stride 2"),
         ("atari_ppo", "cleanrl --frames 80_000_000"),
-        ("atari_a3c", "modern --frames 2_000_000 --anneal-frames 1_000_000"),
+        ("atari_a3c", "modern --frames 2_000_000 --anneal-timesteps 250_000"),
     ],
 )
 def test_bad_settings_are_refused(name, flags, load, read):

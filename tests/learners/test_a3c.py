@@ -45,7 +45,7 @@ def learned(trained):
 def test_values_are_known(learned):
     """Terminal rewards count, and nothing behind a termination does; data are four rounds old, 4/3 updates."""
     env, options = probes.delayed_reward(num_envs=8, groups=2), {"lag": 4, "rounds_per_update": 3}
-    values, metrics = learned(env, 300, 0.0, 1.0, **options, anneal_frames=300 * 3 * 40, entropy_coefficient=0.0)
+    values, metrics = learned(env, 300, 0.0, 1.0, **options, anneal_timesteps=300 * 3 * 40, entropy_coefficient=0.0)
     np.testing.assert_allclose(values, [0.9, 1.0], atol=1e-2)
     assert metrics["lag_max"] == 2
     assert metrics["lag_mean"] == pytest.approx(4 / 3, rel=0.05)
@@ -55,7 +55,7 @@ def test_values_are_known(learned):
 
 def test_a_time_limit_bootstraps(learned):
     """1 / (1 - 0.9) wherever the limit is; taken for a termination, the value would lie below 5."""
-    values, _ = learned(probes.endless(max_episode_steps=5), 1_500, 0.0, vtrace=True, anneal_frames=1_500 * 40)
+    values, _ = learned(probes.endless(max_episode_steps=5), 1_500, 0.0, vtrace=True, anneal_timesteps=1_500 * 40)
     np.testing.assert_allclose(values, [10.0], rtol=1e-2)
 
 
@@ -193,9 +193,8 @@ def test_an_update_is_by_the_sum_or_the_mean_of_micro_batches(reduction):
 
 
 def test_the_learning_rate_is_annealed_to_0():
-    """Over so many frames."""
-    frames = 10 * B * T  # ten updates
-    learner = linear(anneal_frames=frames, optimizer=optax.sgd, learning_rate=1.0, max_gradient_norm=None)
+    timesteps = 10 * B * T  # ten updates
+    learner = linear(anneal_timesteps=timesteps, optimizer=optax.sgd, learning_rate=1.0, max_gradient_norm=None)
     gradient = {"w": jnp.ones(1)}
     state = learner.optimizer.init(gradient)
     for i in range(12):
@@ -233,11 +232,11 @@ class Constant(nn.Module):
         return jnp.zeros((x.shape[0], 2)), jnp.zeros(x.shape[0])
 
 
-def test_annealing_counts_emulator_frames():
+def test_annealing_counts_timesteps_of_all_devices():
     env = probes.corridor(num_envs=8, groups=1)
     env = env._replace(spec=env.spec._replace(frame_skip=4))
     for devices in (1, 2):
-        settings = A3C(segment_length=5, learning_rate=1.0, anneal_frames=devices * 10 * 8 * 5 * 4)
+        settings = A3C(segment_length=5, learning_rate=1.0, anneal_timesteps=devices * 10 * 8 * 5)
         rate = settings.schedule(env._replace(axis=Axis("devices", devices))).learning_rate
         rates = [float(rate(A3CLearning({}, (), (), jnp.float32(0), jnp.int32(i), {}))) for i in (0, 5, 10)]
         assert rates == pytest.approx([1, 0.5, 0])

@@ -179,7 +179,7 @@ def test_each_of_several_learners_is_evaluated_and_the_best_is_chosen(trained):
     assert row["evaluation_mean"] == pytest.approx((learning + constant) / 2)
     first = jax.tree.map(lambda x: x[0], state.learning.params.actor)
     for variables in (algorithm.variables(state), algorithm.last_variables(state)):
-        jax.tree.map(np.testing.assert_array_equal, variables.params.actor, first)
+        jax.tree.map(np.testing.assert_array_equal, variables.actor, first)
 
 
 def test_few_environments_play_in_waves_and_all_are_closed_on_failure(trained):

@@ -14,7 +14,7 @@ import probes
 import pytest
 from flax import linen as nn
 
-from volvox import A3C, PPO, TD3, learn, networks
+from volvox import A3C, PPO, PQN, SAC, TD3, learn, networks
 from volvox.sparsity import GroupSparse
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -44,8 +44,22 @@ def ppo(**changes):
     return learn(PPO(**small, learning_rate=0.01, **changes), networks.ActorCritic(2, Torso()), corridor(12))
 
 
+def pqn():
+    small = {"segment_length": 8, "num_minibatches": 2, "num_epochs": 2, "rounds_per_iteration": 4}
+    return learn(PQN(**small, learning_rate=0.01, epsilon=0.5), networks.MLP(2, (8,), layer_norm=True), corridor(12))
+
+
+REPLAY = {"batch_size": 16, "random_timesteps": 32, "replay_size": 128, "timesteps_per_iteration": 64}
+
+
+def sac():
+    env = probes.target(num_envs=8, groups=2)
+    network = networks.ActorAndCritic.mlp(2, (8, 8), gaussian=True)
+    return learn(SAC(**REPLAY, learning_rate=3e-3, normalize_observations=True), network, env)
+
+
 def td3(width=8, gst=None):
-    small = {"batch_size": 16, "random_timesteps": 32, "replay_size": 128, "timesteps_per_iteration": 64}
+    small = dict(REPLAY)
     recorded = {"kernel_init": nn.initializers.lecun_normal(), "bias_init": nn.initializers.zeros_init()}
     actor = networks.MLP(2, (width, width), activation=nn.relu)
     critic = networks.QNetwork((width, width), **recorded)
@@ -74,6 +88,8 @@ CASES = {  # seed, iterations, algorithm
     "a3c_rounds_per_update": (26, 3, lambda: a3c(networks.ActorCritic(2, Torso()), rounds_per_update=2)),
     "ppo_lag_0": (50, 3, lambda: ppo(lag=0)),
     "ppo_lag_1": (51, 3, lambda: ppo(lag=1, normalize_observations=True, value_clip=0.2)),
+    "pqn": (52, 3, pqn),
+    "sac": (31, 4, sac),
     "td3_plain": (30, 4, td3),
     "td3_group_sparse": (42, 4, lambda: td3(16, GST)),
 }

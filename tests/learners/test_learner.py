@@ -128,6 +128,12 @@ LEARNERS = {
         TARGET,
     ),
     "td3": (TD3(**TD3_SETTINGS, **NORMALIZED), ACTOR_CRITIC, TARGET),
+    "pqn": (
+        PQN(segment_length=8, epsilon=0.5, num_epochs=2, num_minibatches=2, rounds_per_iteration=3),
+        MLP(2, (8,)),
+        CORRIDOR,
+    ),
+    "sac": (SAC(**TD3_SETTINGS), ActorAndCritic.mlp(2, (8,), gaussian=True), TARGET),
 }
 
 
@@ -168,7 +174,11 @@ def test_work_changes_nothing_in_turns_that_are_not_due(settings):
     assert not changed.all()
 
 
-GIVEN = {"ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0}}  # where the default is None
+GIVEN = {  # where the default is None
+    "ppo": {"value_clip": 0.2, "kl_stop": 0.03, "reward_bound": 1.0},
+    "pqn": {"reward_bound": 1.0},
+    "sac": {"target_entropy": -2.0},
+}
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -213,7 +223,7 @@ def test_each_transition_is_learned_from_once(lag):
     np.testing.assert_array_equal(found[np.argsort(found[:, 0])], expected[np.argsort(expected[:, 0])])
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", ["a3c", "ppo", "td3"])
 def test_observations_are_normalised_as_by_gymnasium(name):
     """From the first one on, by the moments of all observations up to it, with which a saved policy acts as well."""
     settings, network, env = LEARNERS[name]
@@ -246,6 +256,30 @@ def test_observations_are_normalised_as_by_gymnasium(name):
                 np.testing.assert_allclose(collected.collectors[g].ring.observation[0, beat], wanted, atol=1e-3)
                 again, _ = learner.network.policy.apply(learning.params, jnp.float32(wanted), ())
             np.testing.assert_allclose(output, again, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["td3", "sac"])
+def test_integers_reach_the_networks_of_a_replay_as_they_are(name):
+    """So that a torso knows images."""
+    settings, network, env = LEARNERS[name]
+    env, seen = env._replace(spec=env.spec._replace(observation_dtype=np.dtype(np.uint8))), []
+
+    class Actor(nn.Module):
+        module: nn.Module
+
+        def __call__(self, x):
+            seen.append(x.dtype)
+            return self.module(x)
+
+    learner = dataclasses.replace(settings, normalize_observations=False).bind(
+        dataclasses.replace(network, actor=Actor(network.actor)), env
+    )
+    collected, learning = jax.eval_shape(learner.init, jax.random.key(0))
+    no, keys, turn = jnp.zeros(4, bool), jax.random.split(jax.random.key(0), 4), Turn(0, *[jnp.int32(0)] * 2, 0.0)
+    timestep = TimeStep(jnp.zeros((4, 2), jnp.uint8), jnp.zeros(4), no, no, no, {})
+    jax.eval_shape(lambda *state: learner.act(*state, keys, turn, timestep), collected, learning)
+    assert len(seen) > 3
+    assert set(seen) == {np.dtype(np.uint8)}
 
 
 def played(name, **changes):
@@ -300,11 +334,12 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", ["a3c", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "td3"))])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow][name == "a3c" :]) for name in LEARNERS])
 def test_other_numbers_reach_a_program_that_is_compiled_already(name, compiled, trained):
     settings, network, env = LEARNERS[name]
     settings = dataclasses.replace(settings, **GIVEN.get(name, {}))
-    other = dataclasses.replace(settings, **{name: getattr(settings, name) / 2 for name in settings.traced})
+    numbers = {name: x for name in settings.traced if (x := getattr(settings, name)) is not None}
+    other = dataclasses.replace(settings, **{name: x / 2 for name, x in numbers.items()})
     for_itself = env._replace(make=lambda *args, **options: env.make(*args, **options))  # equal to no other
 
     def params(settings, env):
@@ -339,10 +374,12 @@ def test_configurations_share_programs_if_they_differ_in_numbers_alone(changes, 
     assert (value(**changes) == value()) is is_shared
 
 
-@pytest.mark.parametrize("name", ["a3c", pytest.param("ppo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["a3c", "sac", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo", "td3", "pqn"))]
+)
 def test_learners_run_where_numbers_have_64_bits(name, trained):
     with jax.enable_x64(True):
-        *_, row = trained(LEARNERS[name][0], NETWORK, cartpole(num_envs=4))
+        *_, row = trained(*LEARNERS[name])
     assert row["frames"] > 0
 
 
@@ -377,7 +414,7 @@ def test_presets_have_the_published_constants(preset, constants):
     [
         (A3C, {"loss_reduction": "max"}, NETWORK, CORRIDOR),
         (A3C, {"c_clip": 2.0}, NETWORK, CORRIDOR),
-        (A3C, {"anneal_frames": 10, "learning_rate": RATE}, NETWORK, CORRIDOR),
+        (A3C, {"anneal_timesteps": 10, "learning_rate": RATE}, NETWORK, CORRIDOR),
         (A3C, {"learning_rate": None}, NETWORK, CORRIDOR),
         (A3C, {"episodic_life": True}, NETWORK, CORRIDOR),
         (A3C, {"micro_batch": 3}, NETWORK, CORRIDOR),

@@ -129,6 +129,26 @@ def test_the_loss_is_half_the_mean_squared_error_of_the_actions():
     assert loss == pytest.approx(0.5 * ((taken - target) ** 2)[segment.valid].sum() / 40, rel=1e-5)
 
 
+def test_gradients_are_finite_where_a_mask_allows_nothing_of_one_component():
+    """As after the end of an episode: the value of a forbidden action, squared, is not finite."""
+    spec = {"observation": (5,), "action_mask": (5,)}
+    env = probes.corridor(num_envs=1)
+    dtypes = dict.fromkeys(spec, np.dtype(np.float32))
+    spec = env.spec._replace(
+        observation_shape=spec, observation_dtype=dtypes, num_actions=None, num_choices=(2, 3), action_shape=(2,)
+    )
+    learner = vx.PQN(segment_length=1, num_minibatches=1).bind(MLP(5, ()), env._replace(spec=spec))
+    collected, learning = jax.jit(learner.init)(jax.random.key(0))
+    segment = jax.tree.map(lambda x: x[0], collected.collectors[0].ring)
+    mask = jnp.float32([[[0, 0, 1, 1, 1]]])
+    segment = segment._replace(observation={"observation": jnp.ones((1, 1, 5)), "action_mask": mask})
+    one = jnp.ones((1, 1))
+    with jax.disable_jit():  # XLA may leave out what makes a NaN
+        gradient = jax.grad(lambda x: learner.loss(x, segment, one, one, jnp.float32(1), jnp.int32(0))[0])
+        found = gradient(learning.params)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(found))
+
+
 def test_without_epsilon_actions_are_greedy_and_random_ones_are_even():
     env, key = probes.corridor(num_envs=4), jax.random.key(0)
     values = jnp.float32([[0.0, 3.0, 1.0, 2.0]])

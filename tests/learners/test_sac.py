@@ -59,9 +59,16 @@ def test_the_temperature_follows_the_target_entropy(given):
 def test_exploration_draws_from_the_policy():
     learner, noise = vx.SAC(**SMALL).bind(LINEAR, ENV), jax.random.normal(jax.random.key(1), (50, 1))
     actor = {"Dense_0": {"kernel": jnp.zeros((1, 2)), "bias": jnp.float32([0.2, -0.7])}}
-    params = learner.policy.init(jax.random.key(0)).params._replace(actor=actor)
+    params = learner.policy.init(jax.random.key(0))._replace(actor=actor)
     found = learner.explore(learner.choose(params, jnp.ones((50, 1))), noise)
     np.testing.assert_allclose(found, np.tanh(0.2 + np.exp(-0.7) * noise), rtol=1e-5)
+
+
+def test_standard_deviations_are_limited():
+    networks = vx.SAC(**SMALL).bind(LINEAR, ENV).networks
+    for given, log_std in ((-30.0, -20.0), (1.5, 1.5), (3.0, 2.0)):
+        actor = {"Dense_0": {"kernel": jnp.zeros((1, 2)), "bias": jnp.float32([7.0, given])}}
+        np.testing.assert_allclose(networks.gaussian(actor, jnp.zeros((1, 1))), [[[7.0]], [[log_std]]])
 
 
 def test_drawn_actions_have_the_bounds_of_the_environment():

@@ -26,7 +26,7 @@ class Segment(NamedTuple):
       observation: `[T, B, ...]`: Observation that the policy saw. `take` may add the next one, `[T + 1, B, ...]`.
       first: bool, as many as observations: The observation begins an episode; recurrent state is reset before it.
       action: `[T, B, ...]`: Action that the policy chose.
-      log_prob: float32 `[T, B]`: Logarithm of the probability with which the action was drawn.
+      log_prob: float32 `[T, B]`: Logarithm of the probability with which the action was drawn; 0 with PQN.
       reward: float32 `[T, B]`: Reward of the action.
       terminated: bool `[T, B]`: The action ended the episode.
       truncated: bool `[T, B]`: A time limit ended the episode after the action.

@@ -46,7 +46,8 @@ class A3C:
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.
       max_gradient_norm: Largest global norm of a gradient; longer gradients are scaled down to it. None: no limit.
       loss_reduction: "mean" or "sum" over the transitions of an update.
-      anneal_frames: Emulator frames over which the learning rate, a number, falls linearly to 0. None: it stays.
+      anneal_timesteps: Timesteps of all environments over which the learning rate, a number, falls linearly to 0.
+        Timesteps that begin an episode count, unlike in `max_timesteps` of `train`. None: it stays.
       discount: Discount γ of a timestep.
       trace_decay: Trace decay λ of the returns; 1 gives n-step returns.
       entropy_coefficient: Weight of the policy's entropy: a number (A3C, IMPALA, GA3C), or a schedule over updates.
@@ -77,7 +78,7 @@ class A3C:
     optimizer: Optimizer = functools.partial(optax.adam, eps=1e-5)  # noqa: RUF009  # a constant
     max_gradient_norm: float | None = 0.5
     loss_reduction: Literal["mean", "sum"] = "mean"
-    anneal_frames: int | None = None
+    anneal_timesteps: int | None = None
     discount: float = 0.99
     trace_decay: float = 1.0
     entropy_coefficient: float | optax.Schedule = 0.01
@@ -100,13 +101,13 @@ class A3C:
         check_settings(self)
         numbers(self, "entropy_coefficient", "value_coefficient", "log_epsilon", low=0)
         integers(self, "rounds_per_update", "updates_per_iteration", low=1)
-        integers(self, "anneal_frames", low=1, high=None)
+        integers(self, "anneal_timesteps", low=1, high=None)
         if self.loss_reduction not in ("sum", "mean"):
             raise ValueError(f"loss_reduction={self.loss_reduction!r}: give 'sum' or 'mean'.")
         if self.vtrace and not 0 < self.c_clip <= self.rho_clip < float("inf"):
             raise ValueError(f"V-trace needs finite rho_clip >= c_clip > 0, got {self.rho_clip} and {self.c_clip}.")
-        if self.anneal_frames is not None and (self.learning_rate is None or callable(self.learning_rate)):
-            raise ValueError(f"anneal_frames={self.anneal_frames} needs a learning_rate that is a number.")
+        if self.anneal_timesteps is not None and (self.learning_rate is None or callable(self.learning_rate)):
+            raise ValueError(f"anneal_timesteps={self.anneal_timesteps} needs a learning_rate that is a number.")
 
     @classmethod
     def ga3c(cls) -> "A3C":
@@ -144,11 +145,9 @@ class A3C:
     def _rate_schedule(self, env: Env) -> Any:
         """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
         rate: Any = self.learning_rate
-        if self.anneal_frames is None:
+        if self.anneal_timesteps is None:
             return rate
-        # Frames of timesteps that begin an episode count, too.
-        frames_per_round = self.segment_length * env.all_envs * env.spec.frame_skip
-        num_updates = self.anneal_frames // (self.rounds_per_update * frames_per_round)
+        num_updates = self.anneal_timesteps // (self.rounds_per_update * self.segment_length * env.all_envs)
         return optax.linear_schedule(rate, 0.0, max(num_updates, 1))
 
     def bind(self, network: nn.Module, env: Env) -> "_A3C":

@@ -1,4 +1,4 @@
-"""The base of off-policy learners: a deterministic or random actor, twin critics and a replay.
+"""The base of off-policy learners: a deterministic or stochastic actor, twin critics and a replay.
 
 `act` explores and adds to a replay; `work` makes the updates of a beat while simulators step. Several learners in one
 program make their updates together, when each of them has enough timesteps.
@@ -42,13 +42,13 @@ class OffPolicyData(NamedTuple):
       credit: int32: A timestep adds the numerator of `OffPolicy.ratio`, an update subtracts the denominator. While it
         is negative, actions are random. Unlike a count of all timesteps, it cannot overflow.
       replays: Replay of each group.
-      moments: Moments of the observations; they remain 0 unless observations are normalised.
+      moments: Moments of the observations; () unless they are normalised.
       rewards: Scale of the rewards; () unless they are normalised.
     """
 
     credit: Array
     replays: tuple[Replay, ...]
-    moments: Moments
+    moments: Moments | tuple[()]
     rewards: Rewards | tuple[()]
 
 
@@ -117,7 +117,7 @@ class OffPolicy(Learner):
             mode=self.networks.scale,
             config=network,
         )
-        self.policy = normalization.normalizing(policy, env.spec)
+        self.policy = normalization.normalizing(policy, env.spec) if s.normalize_observations else policy
         self.optimizer = make_optimizer(s.optimizer, s.learning_rate)
 
     def init(self, key: Array) -> tuple[OffPolicyData, OffPolicyLearning]:
@@ -127,8 +127,9 @@ class OffPolicy(Learner):
         params, optimizer = Params(*params), Params(*optimizer)
         credit = jnp.int32(-s.random_timesteps * self.ratio.numerator)
         replays = tuple(replay.init(self.num_rows, self.num_envs, env.spec) for _ in range(env.num_groups))
-        rewards: Any = normalization.init_rewards(env.num_groups, self.num_envs) if s.normalize_rewards else ()
-        collected = OffPolicyData(credit, replays, normalization.init(env.spec.observation), rewards)
+        moments = normalization.init(env.spec.observation) if s.normalize_observations else ()
+        rewards = normalization.init_rewards(env.num_groups, self.num_envs) if s.normalize_rewards else ()
+        collected = OffPolicyData(credit, replays, moments, rewards)
         targets = params._replace(representation=())
         learning = self.begin(OffPolicyLearning(params, targets, optimizer, jnp.int32(0), {}))
 
@@ -148,7 +149,7 @@ class OffPolicy(Learner):
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Array:
         """Returns normally distributed numbers for updates whose actions are shaped `[..., A]`."""
-        return jax.random.normal(key, shape)
+        return jax.random.normal(key, shape, jnp.float32)
 
     def choose(self, params: Params, observation: ArrayTree) -> Array:
         """Returns the policy's output for normalised observations `[B, ...]`."""
@@ -182,6 +183,16 @@ class OffPolicy(Learner):
         params, optimizer = params._replace(**{name: part}), optimizer._replace(**{name: kept})
         return params, optimizer, metrics.add(gathered, metrics.means(new))
 
+    def represent(
+        self, learning: Any, batch: Batch, step: Array, mean_return: Array
+    ) -> tuple[tuple[Params, Params, Metrics], Batch]:
+        """Learns the representation, by itself; returns the state for `descend`, and features for observations."""
+        state = (learning.params, learning.optimizer, learning.metrics)
+        if learning.params.representation:
+            state = self.descend("representation", self.representation_loss, state, batch, step, mean_return)
+        encode = functools.partial(self.networks.encode_observation, state[0].representation)
+        return state, batch.map_observations(encode)
+
     def representation_loss(self, representation, batch: Batch):
         """Returns the squared error of the predictions of the representation."""
         predicted = self.networks.predict(representation, batch.observation, batch.action)
@@ -193,12 +204,12 @@ class OffPolicy(Learner):
     ) -> tuple[OffPolicyData, Array]:
         """Acts at random at first, then by `explore`, and adds the timestep to the replay."""
         s, g, rewards, observation = self.settings, turn.group, collected.rewards, timestep.observation
-        if s.normalize_observations:
+        if isinstance(collected.moments, Moments):
             moments = normalization.update(collected.moments, observation, self.env.axis)
             collected = collected._replace(moments=moments)
         # One draw for both kinds: making random numbers takes a loop each time.
-        draw = functools.partial(jax.random.uniform, shape=self.env.spec.action.shape, minval=_OPEN, maxval=1.0)
-        drawn = jax.vmap(draw)(keys)
+        shape = self.env.spec.action.shape
+        drawn = jax.vmap(lambda key: jax.random.uniform(key, shape, jnp.float32, minval=_OPEN, maxval=1.0))(keys)
         output, _ = self.policy.apply(self.variables(collected, learning), observation, ())
         explored = self.explore(output, 2**0.5 * jax.lax.erf_inv(drawn))
         action = jnp.where(collected.credit < 0, drawn, explored)
@@ -234,14 +245,16 @@ class OffPolicy(Learner):
         """Returns this device's share of the batches of a beat's updates, normalised, leaves `[U, N, ...]`."""
         s, sizes = self.settings, (self.settings.batch_size // self.env.axis.size, self.num_updates)
         batches = replay.sample_batches(key, collected.replays, *sizes, discount=s.discount, n_step=s.n_step)
-        batches = batches.map_observations(functools.partial(normalization.normalize, collected.moments))
-        if not isinstance(collected.rewards, Rewards):
-            return batches
-        return batches._replace(reward=batches.reward * normalization.reward_scale(collected.rewards))
+        if isinstance(collected.moments, Moments):
+            batches = batches.map_observations(functools.partial(normalization.normalize, collected.moments))
+        if isinstance(collected.rewards, Rewards):
+            batches = batches._replace(reward=batches.reward * normalization.reward_scale(collected.rewards))
+        return batches
 
-    def variables(self, collected: OffPolicyData, learning: Any) -> Normalized:
-        """Returns the variables of the policy: the actor's, and the moments."""
-        return Normalized(learning.params._replace(critics=()), collected.moments)
+    def variables(self, collected: OffPolicyData, learning: Any) -> ArrayTree:
+        """Returns the variables of the policy: those of the actor and the representation, and moments."""
+        params, moments = learning.params._replace(critics=()), collected.moments
+        return Normalized(params, moments) if isinstance(moments, Moments) else params
 
 
 def mean_over_devices(gradient: ArrayTree, valid: Array, axis: Axis) -> ArrayTree:

@@ -12,6 +12,7 @@ network, so give the network, or its torso, `layer_norm=True`.
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
@@ -94,8 +95,6 @@ class PQN:
     def __post_init__(self):
         check_epochs(self)
         numbers(self, "epsilon", low=0, high=1)
-        for timesteps in (0, INT32):
-            number("epsilon", float(self.epsilon_at(timesteps)), low=0, high=1)
 
     @classmethod
     def atari(cls) -> "PQN":
@@ -135,7 +134,15 @@ class PQN:
         return epochs_schedule(self, env)
 
     def bind(self, network: nn.Module, env: Env) -> "_PQN":
-        """Returns the learner of a module with the values of all actions; see `volvox.networks.q_network`."""
+        """Returns the learner of a module with the values of all actions; see `volvox.networks.q_network`.
+
+        Raises:
+          ValueError: The network or the environment does not fit, or `epsilon` leaves [0, 1].
+        """
+        if callable(self.epsilon):  # not before, as it may start JAX's backend
+            with jax.ensure_compile_time_eval():
+                for timesteps in (0, INT32):
+                    number("epsilon", float(self.epsilon_at(timesteps)), low=0, high=1)
         return _PQN(self, network, env)
 
     def epsilon_at(self, timesteps: Any) -> Any:
@@ -164,8 +171,9 @@ class _PQN(Epochs):
         output, _ = self.network.unroll(params, segment.observation, segment.first, segment.recurrent)
         actions: Any = self.network.distribution
         value = actions.take(output, segment.action)
+        error = jnp.where(segment.valid, value - target, 0.0)  # values of forbidden actions would overflow
         lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
-        each = {"value_loss": 0.5 * (value - target) ** 2, "value": value, "lag_mean": lag}
+        each = {"value_loss": 0.5 * error**2, "value": value, "lag_mean": lag}
         sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
         new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
         return sums["value_loss"] / jnp.maximum(num_valid, 1.0), new

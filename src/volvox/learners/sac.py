@@ -8,7 +8,6 @@ The network of the actor gives a mean and a standard deviation for each componen
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -149,7 +148,7 @@ class _SAC(OffPolicy):
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Array:
         """Returns numbers `[..., 2, A]`: for the actions of the target and of the actor."""
-        return jax.random.normal(key, (*shape[:-1], 2, shape[-1]))
+        return super().draw(key, (*shape[:-1], 2, shape[-1]))
 
     def temperature(self, learning: SACLearning) -> Any:
         """Returns α."""
@@ -162,7 +161,7 @@ class _SAC(OffPolicy):
         next_action, log_prob = tanh_gaussian(*net.gaussian(params.actor, batch.next_observation), noise)
         first, second = net.values(learning.targets, params.representation, batch.next_observation, next_action)
         soft = jnp.minimum(first, second) - self.temperature(learning) * log_prob
-        target = jax.lax.stop_gradient(batch.reward + batch.discount * soft)
+        target = batch.reward + batch.discount * soft
         first, second = net.values(critics, params.representation, batch.observation, batch.action)
         loss = metrics.mean(0.5 * (first - target) ** 2 + 0.5 * (second - target) ** 2, batch.valid)
         return loss, {"critic_loss": loss, "value": metrics.mean(first, batch.valid)}
@@ -178,10 +177,7 @@ class _SAC(OffPolicy):
     def update(self, learning: SACLearning, batch: Batch, noise: Array, mean_return: Array) -> SACLearning:
         """Makes one update (algorithm 1) by transitions `[N, ...]`, with noise `[N, 2, A]`."""
         step = learning.update + 1
-        state = (learning.params, learning.optimizer, learning.metrics)
-        if learning.params.representation:
-            state = self.descend("representation", self.representation_loss, state, batch, step, mean_return)
-        batch = batch.map_observations(functools.partial(self.networks.encode_observation, state[0].representation))
+        state, batch = self.represent(learning, batch, step, mean_return)
         state = self.descend(
             "critics", self.critic_loss, state, batch, step, mean_return, state[0], learning, noise[:, 0]
         )

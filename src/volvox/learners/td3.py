@@ -8,7 +8,6 @@ The actor is deterministic, and noise on its actions explores.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -115,12 +114,7 @@ class _TD3(OffPolicy):
     def update(self, learning: OffPolicyLearning, batch: Batch, noise: Array, mean_return: Array) -> OffPolicyLearning:
         """Makes one update (algorithm 1) by transitions `[N, ...]`, with noise `[N, A]`."""
         s, step = self.settings, learning.update + 1
-        state = (learning.params, learning.optimizer, learning.metrics)
-        if learning.params.representation:
-            # It is learned first and by itself. For actor and critics, its features replace observations.
-            state = self.descend("representation", self.representation_loss, state, batch, step, mean_return)
-        batch = batch.map_observations(functools.partial(self.networks.encode_observation, state[0].representation))
-
+        state, batch = self.represent(learning, batch, step, mean_return)
         arguments = (state[0], learning.targets, noise)
         state = self.descend("critics", self.critic_loss, state, batch, step, mean_return, *arguments)
         # Targets are pruned at once, because they are used before they move again.

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons, and the actor and critics of a deterministic policy gradient."""
+"""Multi-layer perceptrons, and the actor and critics of TD3 and SAC."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -209,7 +209,7 @@ class Params(NamedTuple):
 class ActorAndCritics:
     """An actor and twin critics in an environment, as pure functions. Actions are in [-1, 1].
 
-    Observations are float32. Made by `actor_and_critics`.
+    Made by `actor_and_critics`.
 
     Attributes:
       networks: The modules.
@@ -223,7 +223,7 @@ class ActorAndCritics:
         """Draws all parameters."""
         modules, (k_actor, *k_critics) = self.networks, jax.random.split(key, 3)
         observation, action = jax.tree.map(
-            lambda x: jnp.zeros((1, *x.shape)), (self.spec.observation, self.spec.action)
+            lambda x: jnp.zeros((1, *x.shape), x.dtype), (self.spec.observation, self.spec.action)
         )
         representation: ArrayTree = ()
         if modules.representation is not None:
@@ -298,7 +298,7 @@ def actor_and_critics(networks: ActorAndCritic, spec: EnvSpec, outputs: int = 1)
     if not (np.isfinite(low).all() and np.isfinite(high).all() and np.less(low, high).all()):
         raise ValueError(f"{spec.name} has actions from {low} to {high}; TD3 and SAC need finite bounds")
     made = ActorAndCritics(networks, spec)
-    observation, action = jax.tree.map(lambda x: batch_of(*x.shape), (spec.observation, spec.action))
+    observation, action = jax.tree.map(lambda x: batch_of(*x.shape, dtype=x.dtype), (spec.observation, spec.action))
     features = encoded = observation
     if (module := networks.representation) is not None:
         variables = check_module(module, spec, (observation, action), observation, role="representation")
