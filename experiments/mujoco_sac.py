@@ -5,6 +5,8 @@ The first word is a preset; flags change single settings of it:
     python experiments/mujoco_sac.py reference --task HalfCheetah --timesteps 1_000_000 --run-dir runs/sac --resume
 """
 
+# pyright: reportIncompatibleVariableOverride=false
+
 import dataclasses
 import sys
 
@@ -20,7 +22,7 @@ import volvox as vx
 class Settings(mujoco_td3.Settings):
     """SAC on a MuJoCo task."""
 
-    learner: vx.SAC = vx.SAC()  # pyright: ignore[reportIncompatibleVariableOverride]
+    learner: vx.SAC = vx.SAC()
     run: Run = Run(run_dir="runs/mujoco_sac", timesteps=1_000_000, checkpoint_every=5)
 
 

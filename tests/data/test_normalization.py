@@ -41,7 +41,7 @@ def test_each_array_has_its_own_moments():
 def test_the_variance_stays_that_of_the_observations_however_many_there_were():
     """In float32 a count stands still at 2^24, while the squares of the larger observations still add up."""
     num = jnp.float32(2**24)
-    moments = Moments(num, jnp.full(1, 0.5), jnp.full(1, 0.75 * num))
+    moments = Moments(num, jnp.full(1, 0.5), jnp.zeros(1), jnp.full(1, 0.75 * num))
 
     @jax.jit
     def seen(moments):
@@ -51,6 +51,20 @@ def test_the_variance_stays_that_of_the_observations_however_many_there_were():
     moments = seen(moments)
     assert moments.num == 2**23
     np.testing.assert_allclose(moments.squares / moments.num, 0.75, rtol=0.01)
+
+
+def test_a_mean_does_not_drift_away():
+    """Of rare outliers: the small changes back would be lost in float32, and the large ones would not."""
+    chance, values, n = 0.004, jnp.array([100.0, 142.0]), 50_000
+
+    @jax.jit
+    def seen(moments):
+        draw = lambda i: (jax.random.uniform(jax.random.key(i), (8, 1)) < chance).astype(jnp.int32)  # noqa: E731
+        step = lambda i, x: (update(x[0], values[draw(i)]), x[1] + draw(i).sum())  # noqa: E731
+        return jax.lax.fori_loop(0, n, step, (moments, jnp.int32(0)))
+
+    moments, outliers = seen(init(jnp.zeros(1)))
+    np.testing.assert_allclose(moments.mean, 100 + 42 * int(outliers) / (8 * n), atol=1e-4)
 
 
 def test_a_single_observation_is_its_own_mean():

@@ -31,18 +31,21 @@ class Moments(NamedTuple):
     Attributes:
       num: float32: Number of observations, at most 2^23; 0 if they are not normalised.
       mean: float32, leaves `[n...]`.
+      rest: float32, leaves `[n...]`: What rounding has left out of `mean`. Without it, a mean would stand still once
+        its changes are small, but not once they are large, and so drift away.
       squares: float32, leaves `[n...]`: Sum of squared differences from the mean.
     """
 
     num: Array
     mean: ArrayTree
+    rest: ArrayTree
     squares: ArrayTree
 
 
 def init(like: ArrayTree) -> Moments:
     """Returns the moments before any observation; `like` is an observation, or its shapes (`EnvSpec.observation`)."""
-    mean, squares = (jax.tree.map(lambda x: jnp.zeros(x.shape), like) for _ in range(2))
-    return Moments(jnp.float32(0), mean, squares)
+    mean, rest, squares = (jax.tree.map(lambda x: jnp.zeros(x.shape), like) for _ in range(3))
+    return Moments(jnp.float32(0), mean, rest, squares)
 
 
 def update(moments: Moments, observation: ArrayTree, axis: Axis = ALONE) -> Moments:
@@ -60,10 +63,13 @@ def _merged(moments: Moments, b: int | Array, mean: ArrayTree, squares: ArrayTre
     total = jax.tree.map(
         lambda old, new, d: old + new + d**2 * (moments.num * b / count), moments.squares, squares, difference
     )
+    change = jax.tree.map(lambda d, rest: d * (b / count) + rest, difference, moments.rest)
+    mean = jax.tree.map(jnp.add, moments.mean, change)
     kept = jnp.minimum(1.0, _MAX_COUNT / count)
     return Moments(
         num=count * kept,
-        mean=jax.tree.map(lambda old, d: old + d * (b / count), moments.mean, difference),
+        mean=mean,
+        rest=jax.tree.map(lambda old, change, new: change - (new - old), moments.mean, change, mean),
         squares=jax.tree.map(lambda x: x * kept, total),
     )
 
@@ -130,7 +136,7 @@ def update_rewards(rewards: Rewards, g: int, timestep: TimeStep, discount: float
 
 def reward_scale(rewards: Rewards) -> Array:
     """Returns the factor for rewards; 1 while all sums of rewards are equal up to rounding."""
-    num, mean, squares = rewards.moments
+    num, mean, _, squares = rewards.moments
     return jnp.where(squares > 1e-8 * num * mean**2, _inverse_deviation(rewards.moments), 1.0)
 
 

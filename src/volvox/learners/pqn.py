@@ -47,7 +47,7 @@ class PQN:
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
       epsilon: Probability of a random action: a number, or a schedule over timesteps of all environments of a learner,
-        which changes after each round. The default falls from 1 to 0.2 over 100,000 timesteps.
+        which changes after each round. That of `PQN()` falls from 1 to 0.2 over 100,000 timesteps.
       learning_rate: Learning rate: a number, or a schedule over updates. None: `optimizer` is ready-made.
       optimizer: A function of the learning rate, such as `optax.radam`, or a ready-made `optax.GradientTransformation`.
         With `volvox.sparsity.sparse` the network is sparse, and rows have its `compression`.

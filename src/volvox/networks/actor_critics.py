@@ -334,7 +334,7 @@ def q_network(module: nn.Module, spec: EnvSpec) -> ActorCriticNetwork:
       ValueError: Actions are continuous, or the module does not suit observations or actions.
     """
     if spec.continuous:
-        raise ValueError(f"{spec.name} has continuous actions; values of all actions need discrete ones, as PQN does.")
+        raise ValueError(f"{spec.name} has continuous actions; PQN needs discrete ones; use A3C, PPO, TD3 or SAC.")
     actions: Any = distribution(spec)
 
     def split(output: Array, mask: Array | None) -> tuple[Array, Array]:

@@ -181,7 +181,8 @@ def _resolve(path: Any, custom: tuple[Any, ...]) -> Any:
             return value
     if "<" in str(path):  # a lambda, or a function inside another
         raise ValueError(
-            f"{path} has no public name: pass the environment or the network as custom=[...], or algorithm="
+            f"{path} has no public name: pass the environment or the network as custom=[...], or algorithm=; a "
+            "schedule can be a function with a name, in custom=[...]"
         )
     if module not in _MODULES or name.startswith("_"):
         raise ValueError(f"{path} is not a public name of volvox, flax, optax or jax.nn: pass it as custom=[{name}]")

@@ -17,7 +17,7 @@ from volvox.types import Algorithm
 
 _WIDTH = 79
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes|per_second)")
-_ORDER = ("elite_score", "evaluation_mean", "validation_mean", "training_best", "training_mean")
+_ORDER = ("elite_score", "evaluation_mean", "validation_mean", "training_mean", "training_best")
 """Metrics that a line shows first."""
 
 _NOTES = {

@@ -200,6 +200,8 @@ def train(
             display.note(f"interrupted after {name} {len(rows)}{again}")
         elif reason and len(rows) < last:
             display.note(f"stopped after {name} {len(rows)}: {reason}")
+        if rows and rows[-1].get("update") == 0:
+            display.note("no update was made: TD3 and SAC learn after the random_timesteps of their settings")
         exit_code = 128 + stopped_by if stopped_by else 0
         run = Run(algorithm, state, rows, directory.path, interrupted=bool(stopped_by), exit_code=exit_code)
         if directory.path is not None and rows:
