@@ -235,7 +235,8 @@ def check_module(
     try:
         found, variables = jax.eval_shape(module.init_with_output, jax.random.key(0), *inputs)
     except Exception as error:  # the module's code may raise anything
-        raise ValueError(f"{name} cannot take observations of {spec.name}, {shape_text(inputs)}: {error}") from error
+        taken = f"observations of {spec.name}, {shape_text(inputs)}, as the {role}"
+        raise ValueError(f"{name} cannot take {taken}: {error}") from error
     others = sorted(set(variables) - set(collections))
     if others:
         raise ValueError(
