@@ -61,8 +61,7 @@ def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
         return None
     if float in parts:
         if str not in parts and text.startswith("linear:"):
-            start, end, count = text.removeprefix("linear:").split(",")
-            return optax.linear_schedule(float(start), float(end), int(count))
+            return _linear(text)
         try:
             return float(text)
         except ValueError:
@@ -76,9 +75,17 @@ def _parse(parts: tuple[Any, ...], arguments: list[str]) -> Any:
         raise ValueError(f"{text!r} is not an import path such as optax.adam ({error})") from error
 
 
+def _linear(text: str) -> optax.Schedule:
+    with contextlib.suppress(ValueError):
+        start, end, count = map(float, text.removeprefix("linear:").split(","))
+        if count >= 1:
+            return optax.linear_schedule(start, end, int(count))
+    raise ValueError(f"{text!r} is not linear:START,END,COUNT, such as linear:1,0.01,200000")
+
+
 def _shown(value: Any) -> list[str]:
     data, keywords = to_json(value), {}
-    if isinstance(data, dict) and data.get("type") == "optax.polynomial_schedule" and data["power"] == 1:
+    if isinstance(data, dict) and (data.get("type"), data.get("power")) == ("optax.polynomial_schedule", 1):
         return [f"linear:{data['init_value']},{data['end_value']},{data['transition_steps']}"]
     if isinstance(data, dict) and "partial" in data:
         data, keywords = data["partial"], data["keywords"]

@@ -41,8 +41,8 @@ compares learning with references ([results](results/benchmark/small.md)).
   and a human tester is 1. Both are for Atari only.
 - **Budget**: frames of a population include validation unless it says "of training". A timestep has 4 frames on Atari,
   5 on HalfCheetah, 4 on Hopper and 2 on InvertedPendulum.
-- **Wall-clock**: time of all seeds of the row together. **Command**: as it ran at that commit; defaults that have
-  changed since, such as `lag` of PQN, are in `config.json` of the run.
+- **Wall-clock**: time of all seeds of the row together. **Command**: as it ran at that commit. Defaults may
+  have changed since, such as `lag` of PQN; `config.json` of a run has the values that were used.
 - **Published** values were reached with other budgets and protocols, which are named.
 """
 COLUMNS = ("method", "task", "protocol", "budget", "seeds", "score", "human-normalised", "exact", "published")

@@ -54,7 +54,7 @@ def test_the_variance_stays_that_of_the_observations_however_many_there_were():
 
 
 def test_a_mean_does_not_drift_away():
-    """Of rare outliers: the small changes back would be lost in float32, and the large ones would not."""
+    """The small changes between rare outliers would be lost in float32, and the large ones would not."""
     chance, values, n = 0.004, jnp.array([100.0, 142.0]), 50_000
 
     @jax.jit

@@ -260,20 +260,19 @@ def test_observations_are_normalised_as_by_gymnasium(name):
 
 @pytest.mark.parametrize("name", ["td3", "sac"])
 def test_integers_reach_the_networks_of_a_replay_as_they_are(name):
-    """So that a torso knows images."""
+    """A torso knows images by their integers."""
     settings, network, env = LEARNERS[name]
     env, seen = env._replace(spec=env.spec._replace(observation_dtype=np.dtype(np.uint8))), []
 
-    class Actor(nn.Module):
+    class Seeing(nn.Module):
         module: nn.Module
 
-        def __call__(self, x):
+        def __call__(self, x, *action):
             seen.append(x.dtype)
-            return self.module(x)
+            return self.module(x, *action)
 
-    learner = dataclasses.replace(settings, normalize_observations=False).bind(
-        dataclasses.replace(network, actor=Actor(network.actor)), env
-    )
+    networks = ActorAndCritic(Seeing(network.actor), Seeing(network.critic))
+    learner = dataclasses.replace(settings, normalize_observations=False).bind(networks, env)
     collected, learning = jax.eval_shape(learner.init, jax.random.key(0))
     no, keys, turn = jnp.zeros(4, bool), jax.random.split(jax.random.key(0), 4), Turn(0, *[jnp.int32(0)] * 2, 0.0)
     timestep = TimeStep(jnp.zeros((4, 2), jnp.uint8), jnp.zeros(4), no, no, no, {})
@@ -334,7 +333,10 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow][name == "a3c" :]) for name in LEARNERS])
+SLOW_BUT_A3C = ["a3c", *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNERS if name != "a3c")]
+
+
+@pytest.mark.parametrize("name", SLOW_BUT_A3C)
 def test_other_numbers_reach_a_program_that_is_compiled_already(name, compiled, trained):
     settings, network, env = LEARNERS[name]
     settings = dataclasses.replace(settings, **GIVEN.get(name, {}))
@@ -379,7 +381,8 @@ def test_configurations_share_programs_if_they_differ_in_numbers_alone(changes, 
 )
 def test_learners_run_where_numbers_have_64_bits(name, trained):
     with jax.enable_x64(True):
-        *_, row = trained(*LEARNERS[name])
+        settings, network, env = LEARNERS[name]
+        *_, row = trained(dataclasses.replace(settings, **NORMALIZED), network, env)
     assert row["frames"] > 0
 
 
@@ -421,7 +424,7 @@ def test_presets_have_the_published_constants(preset, constants):
         (PPO, {"anneal_timesteps": 9, "learning_rate": RATE}, NETWORK, CORRIDOR),
         (PPO, {"num_minibatches": 5}, NETWORK, CORRIDOR),
         (PQN, {"epsilon": 1.5}, NETWORK, CORRIDOR),
-        (PQN, {"epsilon": optax.linear_schedule(1.0, -0.1, 9)}, NETWORK, CORRIDOR),
+        (PQN, {"epsilon": optax.linear_schedule(1.0, -0.1, 9)}, MLP(2, (8,)), CORRIDOR),
         (TD3, {"batch_size": 33}, ACTOR_CRITIC, TARGET),
         (TD3, {"replay_size": 31}, ACTOR_CRITIC, TARGET),
         (TD3, {"updates_per_timestep": 0.3}, ACTOR_CRITIC, TARGET),

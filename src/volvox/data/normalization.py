@@ -29,10 +29,10 @@ class Moments(NamedTuple):
     """Running moments of numbers `[n...]`, such as observations.
 
     Attributes:
-      num: float32: Number of observations, at most 2^23; 0 if they are not normalised.
+      num: float32: Number of observations, at most 2^23.
       mean: float32, leaves `[n...]`.
-      rest: float32, leaves `[n...]`: What rounding has left out of `mean`. Without it, a mean would stand still once
-        its changes are small, but not once they are large, and so drift away.
+      rest: float32, leaves `[n...]`: Rounding error of `mean`, added to its next change (compensated summation).
+        Without it small changes would be lost, large ones would not, and the mean would drift away.
       squares: float32, leaves `[n...]`: Sum of squared differences from the mean.
     """
 
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
 
 def init(like: ArrayTree) -> Moments:
     """Returns the moments before any observation; `like` is an observation, or its shapes (`EnvSpec.observation`)."""
-    mean, rest, squares = (jax.tree.map(lambda x: jnp.zeros(x.shape), like) for _ in range(3))
+    mean, rest, squares = (jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like) for _ in range(3))
     return Moments(jnp.float32(0), mean, rest, squares)
 
 

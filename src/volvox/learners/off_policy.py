@@ -152,7 +152,7 @@ class OffPolicy(Learner):
         return jax.random.normal(key, shape, jnp.float32)
 
     def choose(self, params: Params, observation: ArrayTree) -> Array:
-        """Returns the policy's output for normalised observations `[B, ...]`."""
+        """Returns the policy's output for observations `[B, ...]`, which are normalised if the settings say so."""
         raise NotImplementedError
 
     def explore(self, output: Array, noise: Array) -> Array:
@@ -242,7 +242,7 @@ class OffPolicy(Learner):
         return collected._replace(credit=credit - due * self.ratio.denominator), learning
 
     def sample(self, key: Array, collected: OffPolicyData) -> Batch:
-        """Returns this device's share of the batches of a beat's updates, normalised, leaves `[U, N, ...]`."""
+        """Returns this device's share of the batches of a beat's updates, leaves `[U, N, ...]`."""
         s, sizes = self.settings, (self.settings.batch_size // self.env.axis.size, self.num_updates)
         batches = replay.sample_batches(key, collected.replays, *sizes, discount=s.discount, n_step=s.n_step)
         if isinstance(collected.moments, Moments):

@@ -12,7 +12,6 @@ network, so give the network, or its torso, `layer_norm=True`.
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
@@ -130,19 +129,14 @@ class PQN:
         return dataclasses.replace(cls.atari(), **sizes, epsilon=_EPSILON_CLEANRL, rounds_per_iteration=5)
 
     def schedule(self, env: Env) -> Schedule:
-        """Returns the schedule: a beat for each timestep of a segment."""
+        """Returns the schedule: a beat for each timestep of a segment; raises ValueError if ε leaves [0, 1]."""
+        if callable(self.epsilon):  # not in `__post_init__`, as it may start JAX's backend
+            for timesteps in (0, INT32):
+                number("epsilon", float(self.epsilon_at(timesteps)), low=0, high=1)
         return epochs_schedule(self, env)
 
     def bind(self, network: nn.Module, env: Env) -> "_PQN":
-        """Returns the learner of a module with the values of all actions; see `volvox.networks.q_network`.
-
-        Raises:
-          ValueError: The network or the environment does not fit, or `epsilon` leaves [0, 1].
-        """
-        if callable(self.epsilon):  # not before, as it may start JAX's backend
-            with jax.ensure_compile_time_eval():
-                for timesteps in (0, INT32):
-                    number("epsilon", float(self.epsilon_at(timesteps)), low=0, high=1)
+        """Returns the learner of a module with the values of all actions; see `volvox.networks.q_network`."""
         return _PQN(self, network, env)
 
     def epsilon_at(self, timesteps: Any) -> Any:

@@ -135,7 +135,8 @@ class _SAC(OffPolicy):
             )
 
         def sample(key: Array, output: Array) -> Array:
-            return net.scale(self.explore(output, jax.random.normal(key, (*output.shape[:-1], *net.spec.action.shape))))
+            noise = jax.random.normal(key, (*output.shape[:-1], *net.spec.action.shape), output.dtype)
+            return net.scale(self.explore(output, noise))
 
         self.policy = self.policy._replace(sample=sample, mode=lambda output: net.scale(self.explore(output, 0.0)))
         self.temperature_optimizer = optax.adam(settings.temperature_learning_rate)

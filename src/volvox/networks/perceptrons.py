@@ -12,7 +12,7 @@ from flax import linen as nn
 from volvox._checks import check_type
 from volvox.networks.genotypes import Activation, apply_module, batch_of, check_module
 from volvox.networks.initializers import ZEROS, Initializer, bias_like_kernel, fan_in_uniform
-from volvox.types import Array, ArrayTree, EnvSpec
+from volvox.types import Array, ArrayTree, EnvSpec, zeros
 
 
 class MLP(nn.Module):
@@ -222,9 +222,7 @@ class ActorAndCritics:
     def init(self, key: Array) -> Params:
         """Draws all parameters."""
         modules, (k_actor, *k_critics) = self.networks, jax.random.split(key, 3)
-        observation, action = jax.tree.map(
-            lambda x: jnp.zeros((1, *x.shape), x.dtype), (self.spec.observation, self.spec.action)
-        )
+        observation, action = zeros((self.spec.observation, self.spec.action), 1)
         representation: ArrayTree = ()
         if modules.representation is not None:
             representation = _init(modules.representation, jax.random.fold_in(key, 3), observation, action)
