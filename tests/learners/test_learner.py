@@ -274,7 +274,11 @@ def test_integers_reach_the_networks_of_a_replay_as_they_are(name):
     networks = ActorAndCritic(Seeing(network.actor), Seeing(network.critic))
     learner = dataclasses.replace(settings, normalize_observations=False).bind(networks, env)
     collected, learning = jax.eval_shape(learner.init, jax.random.key(0))
-    no, keys, turn = jnp.zeros(4, bool), jax.random.split(jax.random.key(0), 4), Turn(0, *[jnp.int32(0)] * 2, 0.0)
+    no, keys, turn = (
+        jnp.zeros(4, bool),
+        jax.random.split(jax.random.key(0), 4),
+        Turn(0, jnp.int32(0), jnp.int32(0), 0.0),
+    )
     timestep = TimeStep(jnp.zeros((4, 2), jnp.uint8), jnp.zeros(4), no, no, no, {})
     jax.eval_shape(lambda *state: learner.act(*state, keys, turn, timestep), collected, learning)
     assert len(seen) > 3
