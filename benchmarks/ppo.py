@@ -3,7 +3,7 @@
     python benchmarks/ppo.py --json
     python benchmarks/ppo.py --preset mujoco --task HalfCheetah-v4 --num-envs 8 --groups 2 --json
     python benchmarks/ppo.py --json --peers
-    python benchmarks/ppo.py --json --peers --preset pqn --lag 0
+    python benchmarks/ppo.py --json --peers --preset pqn
 
 One run prints: emulators alone, the network acting alone, learning alone, the bound the three make in turn, and the
 whole loop. With `--peers` also PyTorch's loop on the same emulators, of which the installation is described in
@@ -35,7 +35,7 @@ class Options:
     task: Annotated[str, Flag(help="game or MuJoCo task")] = "Pong"
     num_envs: int = 8
     groups: int = 2
-    lag: int = 1
+    lag: Annotated[int | None, Flag(help="default: the preset's own")] = None
     dtype: Annotated[Literal["float32", "bfloat16"], Flag(help="in which the layers of images compute")] = "float32"
     micro_batch: Annotated[int | None, Flag(help="timesteps of a group learned at once; default: PPO's own")] = None
     seconds: Annotated[float, Flag(help="length of each measurement")] = 15.0
@@ -49,7 +49,8 @@ class Options:
 def make(options: Options) -> tuple[vx.Env, Any, vx.PPO | vx.PQN]:
     """Environments, flax module and settings."""
     sizes: Any = {"num_envs": options.num_envs, "groups": options.groups}
-    changes = {"lag": options.lag, "micro_batch": options.micro_batch, "anneal_timesteps": None}
+    changes = {"micro_batch": options.micro_batch, "anneal_timesteps": None}
+    changes |= {} if options.lag is None else {"lag": options.lag}
     if options.preset == "mujoco":
         env = vx.envs.mujoco(options.task, **sizes)
         settings = dataclasses.replace(vx.PPO.mujoco(), rounds_per_iteration=1, **changes)

@@ -206,7 +206,7 @@ def alone(made: tuple[Any, vx.networks.ActorAndCritic, vx.Env], state: Any) -> d
     settings = dataclasses.replace(settings, random_timesteps=0)
     action = env.spec.num_outputs
     learner: Any = settings.bind(networks, env)
-    b = env.num_envs // env.num_groups
+    b, num_turns = env.num_envs // env.num_groups, -(-_ROUNDS // env.num_envs)
 
     def turn(g: int) -> Turn:
         return Turn(g, jnp.int32(0), jnp.int32(0), jnp.float32(0))
@@ -218,7 +218,7 @@ def alone(made: tuple[Any, vx.networks.ActorAndCritic, vx.Env], state: Any) -> d
                 _, learning = learner.work(collected, learning, state.key, turn(g))
             return learning
 
-        return jax.lax.fori_loop(0, _ROUNDS // env.num_envs, each_group, learning)
+        return jax.lax.fori_loop(0, num_turns, each_group, learning)
 
     @jax.jit
     def acted(collected, learning):
@@ -238,9 +238,8 @@ def alone(made: tuple[Any, vx.networks.ActorAndCritic, vx.Env], state: Any) -> d
     collected = jax.tree.map(jnp.copy, state.acting.collected)  # the run continues with its own
     collected = collected._replace(credit=jnp.int32(2**30))  # so that each turn makes all its updates
     _, learning = learner.init(jax.random.key(0))
-    updates = _ROUNDS // env.num_envs * env.num_envs
     return {
-        "updates": rate(lambda: learned(collected, learning), updates),
+        "updates": rate(lambda: learned(collected, learning), num_turns * env.num_envs),
         "inference": rate(lambda: acted(collected, learning), _ROUNDS * env.num_envs),
     }
 

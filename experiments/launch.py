@@ -227,7 +227,8 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
     """
     if sys.argv[1:2] == ["sweep"]:
         return exit_code(lambda: sweep(make, presets, about, sys.argv[2:]))
-    return exit_code(lambda: _launch(make, read(presets, about), sampled))
+    text = f"{(about or '').rstrip()}\n\nWith `sweep` as the first word it searches for settings: see `sweep --help`."
+    return exit_code(lambda: _launch(make, read(presets, text), sampled))
 
 
 def sweep(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, words: list[str]) -> int:

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import volvox as vx
+from volvox.report.files import read_config
 
 SCRIPTS = [
     *("atari_ga", "atari_es", "atari_novelty", "atari_a3c", "atari_ppo", "atari_pqn"),
@@ -124,3 +125,17 @@ def test_flags_that_a_sweep_does_not_use_are_refused(words, load):
     words = ["--space", "discount=uniform:0.9:0.99", "--trials", "2", *words]
     with pytest.raises(ValueError, match="is for runs"):
         launch.sweep(script.make_algorithm, script.PRESETS, None, words)
+
+
+def test_a_script_searches_for_its_settings(load, tmp_path):
+    script, launch = load("mujoco_ppo"), load("launch")
+    words = ["--trials", "2", "--timesteps", "64", "--segment-length", "16", "--run-dir", str(tmp_path / "sweep")]
+    with pytest.raises(ValueError, match="no setting 'learning_rat'"):
+        launch.sweep(script.make_algorithm, script.PRESETS, None, ["--space", "learning-rat=log:1:2", *words])
+    words = ["--space", "learning-rate=log:1e-4:1e-2", *words, "--metric", "value_loss", "--num-minibatches", "1"]
+    assert launch.sweep(script.make_algorithm, script.PRESETS, None, words) == 0
+    trials = vx.Sweep(tmp_path / "sweep").trials
+    assert [trial["state"] for trial in trials] == ["complete"] * 2
+    for trial in trials:
+        rate = trial["settings"]["learning_rate"]
+        assert read_config(trial["run"])["algorithm"]["settings"]["learning_rate"] == rate

@@ -447,6 +447,9 @@ def test_segments_must_fit_into_memory(monkeypatch):
     learn(A3C(), NETWORK, CORRIDOR)
     with pytest.raises(ValueError, match="replay and segments"):
         learn(A3C(segment_length=10**6, learning_rate=1e-4), NETWORK, CORRIDOR)
+    monkeypatch.setattr(_checks, "_free_memory", lambda: 10**6)
+    with pytest.raises(ValueError, match=r"enough for [1-9]\d? learners"):
+        learn(A3C(), NETWORK, CORRIDOR, num_learners=100)
 
 
 @pytest.mark.parametrize(

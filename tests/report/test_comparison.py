@@ -170,8 +170,17 @@ def test_runs_that_diverged_are_named_and_left_out(series, tmp_path):
     again = vx.compare(methods)
     assert again.rows == found.rows
     assert str(lost) in again.notes[0]
+    assert [row["method"] for row in vx.compare({"ga": lost, "es": methods["es"]}).rows] == ["es"]
     with pytest.raises(ValueError, match="seed-3"):
-        vx.compare({"ga": lost, "es": methods["es"]})
+        vx.compare({"ga": lost})
+
+
+def test_a_short_run_is_named_because_it_ends_the_comparison(write):
+    columns = {name: {"frames": range(100, last + 1, 100)} for name, last in (("short", 300), ("long", 1_000))}
+    runs = {name: write(name, **x, training_mean=[1.0] * len(x["frames"])) for name, x in columns.items()}
+    comparison = vx.compare(runs)
+    assert comparison.budget == 300
+    assert f"frames 300, where {runs['short']} ends; the longest has 1,000" in comparison.notes[0]
 
 
 def test_wrong_arguments_are_refused(series, write, tmp_path):

@@ -41,6 +41,12 @@ def ppo(settings, **options):
     return vx.learn(vx.PPO(**settings), vx.networks.CategoricalMLP(2, (4,)), CARTPOLE, **options)
 
 
+def test_without_optuna_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r"volvox-rl\[sweep\]"):
+        vx.sweep(quadratic, SPACE, num_trials=1, run_dir=tmp_path, **OPTIONS)
+
+
 def test_the_best_trial_is_first_and_every_trial_is_a_run(tmp_path):
     sweep = vx.sweep(quadratic, SPACE, num_trials=4, pruner=None, run_dir=tmp_path / "a", **OPTIONS)
     assert [trial["state"] for trial in sweep.trials] == ["complete"] * 4

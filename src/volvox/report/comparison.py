@@ -133,8 +133,9 @@ def compare(
         methods.
 
     Raises:
-      ValueError: There are no methods, a directory holds no run, a run is given twice, methods have different tasks, a
-        run lacks the metric or `x`, `x` decreases, or the scores to normalise a task with are missing or equal.
+      ValueError: There are no methods, a directory holds no run, all runs diverged, a run is given twice, methods have
+        different tasks, a run lacks the metric or `x`, `x` decreases, or the scores to normalise a task with are
+        missing or equal.
     """
     if not methods:
         raise ValueError('give the runs of each method, such as {"ga": "runs/ga"}')
@@ -146,14 +147,17 @@ def compare(
         raise ValueError(f"runs are given twice: {', '.join(sorted(repeated))}")
     tasks = sorted({run.task for run in runs})
     names = dict.fromkeys(run.method for run in runs)
-    if not all(runs_of.values()) or len({(run.method, run.task) for run in runs}) < len(names) * len(tasks):
+    if not runs or len({(run.method, run.task) for run in runs}) < len(names) * len(tasks):
         played = {name: sorted({run.task for run in runs_of_method}) for name, runs_of_method in runs_of.items()}
         raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
     metric = _metric(runs, metric, x)
     scales = _scales(runs, tasks, normalize)
     curves_of = {(run.path, run.learner): _curve(run, x, metric) for run in runs}
     begin = max(at[0] for at, _ in curves_of.values())
-    end = min(at[-1] for at, _ in curves_of.values())
+    ends = {path: at[-1] for (path, _), (at, _) in curves_of.items()}
+    shortest, end = min(ends.items(), key=lambda item: item[1])
+    if end < 0.9 * (longest := max(ends.values())):
+        notes.append(f"runs are compared at {x} {end:,.0f}, where {shortest} ends; the longest has {longest:,.0f}")
     points = np.unique(np.concatenate([at for at, _ in curves_of.values()]))
     points = points[(points >= begin) & (points <= end)]
     points = points if len(points) <= _MAX_POINTS else np.linspace(begin, end, _MAX_POINTS)
