@@ -66,6 +66,7 @@ class Settings:
     seed: Annotated[int, Flag(help="seed of all random numbers but the simulators'")] = 0
     run_dir: Annotated[str, Flag(help="directory of runs and results")] = "runs/sparse"
     resume: Annotated[bool, Flag(help="continue the runs in --run-dir")] = False
+    kept: Annotated[int, Flag(help="weights that n-of-m keeps of each m, at gst's final sparsity")] = 1
     gst: GroupSparse = GroupSparse(final_sparsity=0.875)
     td3: vx.TD3 = vx.TD3()
 
@@ -114,10 +115,10 @@ def rule_of(settings: Settings, way: str) -> vx.sparsity.Rule:
     if way == "dynamic":
         return Dynamic(sparsity=sparsity, every=every)
     if way == "n-of-m":
-        m = round(1 / (1 - sparsity))
-        if abs(sparsity - (1 - 1 / m)) > 1e-6:
-            raise ValueError(f"final_sparsity={sparsity}: n-of-m keeps 1 of m weights; take 0.5, 0.75, 0.8, 0.875, ...")
-        return KeepNOfM(n=1, m=m, drop=0.05, every=every)
+        n, m = settings.kept, round(settings.kept / (1 - sparsity))
+        if abs(sparsity - (1 - n / m)) > 1e-6:
+            raise ValueError(f"final_sparsity={sparsity} is not 1 - {n}/m; with kept=1 take 0.5, 0.75, 0.8, 0.875, ...")
+        return KeepNOfM(n=n, m=m, drop=0.05, every=every)
     updates = (settings.timesteps - settings.td3.random_timesteps) * settings.td3.updates_per_timestep
     end = max(round(_ENDS[way] * updates), 1)
     return Magnitude(schedule=Cubic(final_sparsity=sparsity, begin=0, end=end), every=every)

@@ -65,6 +65,15 @@ def test_every_way_makes_an_algorithm(module):
     assert sparse["n-of-m"].keywords["dense"] == ("Dense_0/kernel",)
 
 
+def test_n_of_m_has_the_final_sparsity(module):
+    flags = [*TINY, "--block", "1", "--final-sparsity", "0.5", "--kept"]
+    rule = module.rule_of(module.settings_of([*flags, "2"]), "n-of-m")
+    assert (rule.n, rule.m) == (2, 4)
+    flags[-2] = "0.55"
+    with pytest.raises(ValueError, match="3/m"):
+        module.rule_of(module.settings_of([*flags, "3"]), "n-of-m")
+
+
 def test_bad_settings_are_refused(module):
     with pytest.raises(ValueError, match="timesteps"):
         module.make_algorithm(module.settings_of([*TINY, "--timesteps", "100"]), "gst")
