@@ -235,7 +235,6 @@ def full_rows() -> tuple[Row, ...]:
     """
     atari = {"Pong": 20.36, "Breakout": 414.66, "Seaquest": 1_230.0, "Frostbite": 904.3, "Kangaroo": 7_281.6}
     mujoco = {"HalfCheetah": 9_583.0, "Hopper": 3_135.0, "Walker2d": 4_058.0}
-    a3c = dataclasses.replace(vx.A3C.mujoco(), normalize_observations=True)
     ppo_mujoco, ppo_atari = (dataclasses.replace(x, value_clip=None) for x in (vx.PPO.mujoco(), vx.PPO.atari()))
     rows = [
         Row(
@@ -255,7 +254,7 @@ def full_rows() -> tuple[Row, ...]:
     for task in mujoco:
         named = {"task": f"{task}-v5", "timesteps": 1_000_000}
         rows.append(Row(name=f"PPO mujoco, {task}", learner=ppo_mujoco, num_envs=1, **named))
-        rows.append(Row(name=f"A3C mujoco, {task}", learner=a3c, num_envs=16, **named))
+        rows.append(Row(name=f"A3C mujoco, {task}", learner=vx.A3C.mujoco(), num_envs=16, **named))
     for task, score in {"Hopper": 2_310.0, "HalfCheetah": 9_635.0}.items():
         named = {"task": f"{task}-v4", "timesteps": 300_000, "published": (score, "CleanRL, 1M timesteps")}
         rows.append(Row(name=f"SAC, {task}", learner=vx.SAC(), num_envs=1, hidden=(256, 256), **named))

@@ -29,7 +29,7 @@ class Settings:
     run: Run = Run(run_dir="runs/mujoco_a3c", timesteps=4_000_000, checkpoint_every=4)
 
 
-PRESETS = {"mujoco": ("Unclipped rewards, no entropy bonus, shorter traces.", Settings(learner=vx.A3C.mujoco()))}
+PRESETS = {"mujoco": ("Observations and rewards are normalised.", Settings(learner=vx.A3C.mujoco()))}
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:
