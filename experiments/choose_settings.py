@@ -121,6 +121,7 @@ def ppo_variants(timesteps: int) -> dict[str, vx.PPO]:
         "value clip, lag 0": {"value_clip": 0.2, "lag": 0},
         "no value clip, lag 1, annealed": {"value_clip": None, "lag": 1, "anneal_timesteps": timesteps},
         "value clip, lag 1, annealed": {"value_clip": 0.2, "lag": 1, "anneal_timesteps": timesteps},
+        "no value clip, lag 0, 10 epochs": {"value_clip": None, "lag": 0, "num_epochs": 10},
         "no value clip, lag 1, 10 epochs": {"value_clip": None, "lag": 1, "num_epochs": 10},
         "value clip, lag 1, 10 epochs": {"value_clip": 0.2, "lag": 1, "num_epochs": 10},
     }
