@@ -2,7 +2,7 @@
 
 The first word is a preset; flags change single settings of it:
     python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah
-    python experiments/mujoco_a3c.py mujoco --task HalfCheetah --run-dir runs/cheetah --resume --timesteps 8_000_000
+    python experiments/mujoco_a3c.py mujoco --timesteps 8_000_000 --anneal-timesteps 8_000_000 --run-dir runs/longer
 """
 
 import dataclasses
@@ -29,7 +29,12 @@ class Settings:
     run: Run = Run(run_dir="runs/mujoco_a3c", timesteps=4_000_000, checkpoint_every=4)
 
 
-PRESETS = {"mujoco": ("Observations and rewards are normalised.", Settings(learner=vx.A3C.mujoco()))}
+PRESETS = {
+    "mujoco": (
+        "Observations and rewards are normalised, and the rate falls to 0.",
+        Settings(learner=dataclasses.replace(vx.A3C.mujoco(), anneal_timesteps=4_000_000)),
+    )
+}
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, None]:

@@ -80,6 +80,14 @@ def test_every_episode_is_played_once_and_scored(host):
     assert 0 < statistics.occupancy <= 1
 
 
+def test_a_later_population_may_have_more_episodes():
+    played = Played(probes.countdown(low=2, high=2, num_envs=2), capacity=3)
+    for episodes in (1, 2):
+        result, _ = played.evaluate(population_of(played.code, 3, episodes), episodes)
+        assert np.asarray(result.valid).all()
+    played.close()
+
+
 def test_members_play_their_own_parameters():
     """On the target probe a linear policy's return follows from its parameters; each member must get its own."""
     env = probes.target(size=2, num_envs=4, groups=2, max_episode_steps=5)

@@ -131,7 +131,8 @@ class A3C:
     def mujoco(cls) -> "A3C":
         """Returns settings for continuous control, chosen by a study of HalfCheetah with 16 environments.
 
-        The study is `experiments/choose_settings.py a3c-halfcheetah`.
+        The study is `experiments/choose_settings.py a3c-halfcheetah`, of a million timesteps. Longer runs need
+        `anneal_timesteps`, because with a constant rate they can fail when the policy has become narrow.
         """
         scales: Any = {"normalize_observations": True, "normalize_rewards": True, "reward_bound": 10.0}
         return cls(**scales, trace_decay=0.95, learning_rate=1e-3, entropy_coefficient=0.0)

@@ -143,6 +143,8 @@ def outline(genotype: Genotype, noise: Noise) -> Encoding:
     shapes = {flat.leaf_path(path): tuple(leaf.shape) for path, leaf in paths}
     factored, rank = (False,) * len(shapes), None
     if isinstance(noise, LowRank):
+        if unknown := set(noise.full) - {"/".join(path) for path in shapes}:
+            raise ValueError(f"low-rank noise: the network has no parameter {min(unknown)!r}, which `full` names.")
         factored = tuple(path in genotype.low_rank and "/".join(path) not in noise.full for path in shapes)
         for (path, shape), is_factored in zip(shapes.items(), factored, strict=True):
             if not is_factored and len(shape) > 1 and (name := "/".join(path)) not in noise.full:

@@ -104,8 +104,8 @@ class Trajectory:
     """One of the environment's extras, sampled through the episode: `length` values, one every `every` timesteps.
 
     Samples after the end of the episode repeat the last value. (Conti et al. 2018, arXiv 1712.06560, compare two
-    trajectories up to the end of the longer one.) Values after `length` samples are dropped, so `evolve` refuses a
-    trajectory that does not cover the cutoff of its episodes.
+    trajectories up to the end of the longer one.) Values after the last sample are dropped, so `evolve` refuses a
+    trajectory with `every * length` below the cutoff of its episodes.
 
     Attributes:
       extra: Name of the extra, for example `"ram"`.
@@ -164,8 +164,8 @@ def check(behavior: Behavior, spec: EnvSpec, max_episode_steps: int) -> None:
     Args:
       behavior: The behaviour.
       spec: The environment's spec.
-      max_episode_steps: The largest cutoff of episodes, timesteps. A `Trajectory` must cover it, because it would not
-        distinguish two episodes that part later.
+      max_episode_steps: The largest cutoff of episodes, timesteps. The intervals of a `Trajectory` must cover it,
+        because it would not distinguish two episodes that part later.
     """
     shape = jax.eval_shape(lambda: behavior.final(behavior.init())).shape
     if shape != (behavior.size,):

@@ -66,8 +66,8 @@ class PopulationEvaluator:
           noise: The source of noise.
           env: The environments; its `num_envs` is the number of slots.
           behavior: The record of each episode.
-          capacity: The largest number of episodes of an evaluation. It is a shape, so another capacity is compiled
-            anew; the size of the population is not a shape.
+          capacity: The largest number of episodes of an evaluation. It is a shape: an evaluation with more episodes is
+            compiled anew. The size of the population is not a shape.
         """
         self._genotype, self._noise, self._env, self._capacity = genotype, noise, env, capacity
         self._rollout = Rollout(genotype, behavior)
@@ -114,13 +114,9 @@ class PopulationEvaluator:
 
         Raises:
           Interrupted: The monitor returned True. The next evaluation makes new environments.
-          ValueError: There are more episodes than the capacity.
         """
         began, total = time.perf_counter(), int(np.asarray(population.episodes).sum())
-        if total > self._capacity:
-            raise ValueError(
-                f"{total} episodes exceed the capacity of {self._capacity}; give fewer members or episodes."
-            )
+        self._capacity = max(self._capacity, total)
         try:
             loop, carry, memory, constants = self._start(
                 population, num_episodes, test, max_episode_steps, seed, pool_seed, part, monitor
