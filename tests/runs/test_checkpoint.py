@@ -39,7 +39,7 @@ STATE = Nested(
 
 def save(folder, step, state=None, *, keep=3, settings="mine"):
     checkpoint.save(folder, step, {"x": jnp.full(3, step)} if state is None else state,
-                    keep=keep, num_rows=step, settings=settings)  # fmt: skip
+                    keep=keep, settings=settings)  # fmt: skip
 
 
 def restore(folder, *, rows=100, settings="mine"):

@@ -88,8 +88,8 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
     """
     config = {"type": "volvox.envs.hard_maze", **locals()}
     return from_functions(
-        lambda key: start(),
-        lambda state, action, key: step(state, action),
+        start,
+        step,
         observe,
         name="hard-maze",
         num_envs=num_envs,
@@ -98,19 +98,19 @@ def hard_maze(*, num_envs: int = 128, groups: int = 2) -> Env:
         action_low=-0.5,
         action_high=0.5,
         max_episode_steps=STEPS,
-        extras=lambda state: {"position": state.position},
+        extras=_extras,
         render=_picture,
         config=config,
     )
 
 
-def start() -> MazeState:
-    """Returns the robot at rest, where every episode begins."""
+def start(key: Array | None = None) -> MazeState:
+    """Returns the robot at rest, where every episode begins; the key is not used."""
     return MazeState(jnp.asarray(START), jnp.float32(0), jnp.float32(0), jnp.float32(0), jnp.int32(0))
 
 
-def step(state: MazeState, action: Array) -> tuple[MazeState, Array, Array]:
-    """Moves the robot by one timestep, action `[2]`; returns (state, reward, terminated), the last two scalars."""
+def step(state: MazeState, action: Array, key: Array | None = None) -> tuple[MazeState, Array, Array]:
+    """Moves the robot by one timestep, action `[2]`; returns (state, reward, terminated); the key is not used."""
     wanted_turn, wanted_speed = jnp.clip(action, -0.5, 0.5) * (2 * _MAX_SPEED)
     turn = state.turn + jnp.clip(wanted_turn - state.turn, -_MAX_CHANGE, _MAX_CHANGE)
     speed = state.speed + jnp.clip(wanted_speed - state.speed, -_MAX_CHANGE, _MAX_CHANGE)
@@ -122,6 +122,10 @@ def step(state: MazeState, action: Array) -> tuple[MazeState, Array, Array]:
     ended = steps >= STEPS
     reward = jnp.where(ended, -jnp.linalg.norm(position - GOAL), 0.0)
     return MazeState(position, heading, speed, turn, steps), reward, ended
+
+
+def _extras(state: MazeState) -> dict[str, Array]:
+    return {"position": state.position}
 
 
 def observe(state: MazeState) -> Array:

@@ -1,6 +1,6 @@
 """Wrappers of recipes that change actions and observations: the preprocessing "uber" of `volvox.envs.atari`.
 
-Each is a recipe made of a recipe. Its `Env.config` is empty, because `atari` writes its own.
+Each is a recipe made of a recipe. The `Env.config` of a new one is empty, because `atari` writes its own.
 """
 
 from collections.abc import Callable, Sequence

@@ -101,13 +101,10 @@ class A3C:
         check_settings(self)
         numbers(self, "entropy_coefficient", "value_coefficient", "log_epsilon", low=0)
         integers(self, "rounds_per_update", "updates_per_iteration", low=1)
-        integers(self, "anneal_timesteps", low=1, high=None)
         if self.loss_reduction not in ("sum", "mean"):
             raise ValueError(f"loss_reduction={self.loss_reduction!r}: give 'sum' or 'mean'.")
         if self.vtrace and not 0 < self.c_clip <= self.rho_clip < float("inf"):
             raise ValueError(f"V-trace needs finite rho_clip >= c_clip > 0, got {self.rho_clip} and {self.c_clip}.")
-        if self.anneal_timesteps is not None and (self.learning_rate is None or callable(self.learning_rate)):
-            raise ValueError(f"anneal_timesteps={self.anneal_timesteps} needs a learning_rate that is a number.")
 
     @classmethod
     def ga3c(cls) -> "A3C":

@@ -57,16 +57,19 @@ def check_settings(settings: Any) -> None:
     """Checks the settings that on-policy learners share."""
     integers(settings, "segment_length", "micro_batch", low=1)
     integers(settings, "lag", low=0)
+    integers(settings, "anneal_timesteps", low=1, high=None)
     numbers(settings, "learning_rate", "max_gradient_norm", "reward_bound", above=0)
     numbers(settings, "discount", "trace_decay", low=0, high=1)
     make_optimizer(settings.optimizer, settings.learning_rate)
+    if settings.anneal_timesteps is not None and (settings.learning_rate is None or callable(settings.learning_rate)):
+        raise ValueError(f"anneal_timesteps={settings.anneal_timesteps} needs a learning_rate that is a number.")
 
 
 class OnPolicy(Learner):
     """A learner that collects segments.
 
-    Subclasses define `init`, `work` and `finish`, and the state `learning`, which has the fields `params`, `optimizer`,
-    `update` and `metrics`.
+    Subclasses define `init` and `work`, `finish` where they need it, and the state `learning`, which has the fields
+    `params`, `optimizer`, `update` and `metrics`.
 
     Attributes:
       settings: Settings with the fields `segment_length`, `lag`, `discount`, `reward_bound`, `episodic_life`,

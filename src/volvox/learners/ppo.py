@@ -143,10 +143,7 @@ def check_epochs(settings: Any) -> None:
     """Checks the settings of `Epochs`."""
     check_settings(settings)
     integers(settings, "num_epochs", "num_minibatches", "rounds_per_iteration", low=1)
-    integers(settings, "anneal_timesteps", low=1, high=None)
     integers(settings, "lag", low=0, high=1)
-    if settings.anneal_timesteps is not None and (settings.learning_rate is None or callable(settings.learning_rate)):
-        raise ValueError(f"anneal_timesteps={settings.anneal_timesteps} needs a learning_rate that is a number.")
 
 
 def epochs_schedule(settings: Any, env: Env) -> Schedule:
@@ -157,7 +154,7 @@ def epochs_schedule(settings: Any, env: Env) -> Schedule:
 
 
 def _current_rate(settings: Any, env: Env, learning: "EpochsLearning") -> Any:
-    """Returns the learning rate of the next update; None for a ready-made optimizer."""
+    """Returns the learning rate of the updates of a round; None for a ready-made optimizer."""
     rate: Any = settings.learning_rate
     if settings.anneal_timesteps is None:
         return rate(learning.update) if callable(rate) else rate

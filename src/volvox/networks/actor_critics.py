@@ -254,7 +254,7 @@ class ActorCriticNetwork(NamedTuple):
     Attributes:
       policy: The policy; its variables are the network's parameters. Samples and modes are within the action bounds.
       apply: (params, observation `[B, ...]`, state) -> (output `[B, size]`, value `[B]`, state).
-      distribution: Distribution over actions that the output parametrises; of `q_network` only its mode is used.
+      distribution: Distribution over actions that the output parametrises; of `q_network`, the greedy one.
     """
 
     policy: Policy

@@ -31,15 +31,14 @@ class DamagedCheckpointError(Exception):
     """No checkpoint of a run can be used."""
 
 
-def save(directory: Path, step: int, state: ArrayTree, *, keep: int, num_rows: int, settings: str) -> None:
+def save(directory: Path, step: int, state: ArrayTree, *, keep: int, settings: str) -> None:
     """Writes one checkpoint and removes old ones, and those of later steps.
 
     Args:
       directory: Folder of all checkpoints of a run. It is made if it does not exist.
-      step: Number of completed steps. An existing checkpoint of this step is replaced.
+      step: Number of completed steps, each with a row of metrics. An existing checkpoint of this step is replaced.
       state: A pytree of arrays, typed PRNG keys, strings and numbers. Keys of dicts are strings.
       keep: Number of newest checkpoints that are kept.
-      num_rows: Rows of metrics that belong to the state.
       settings: Digest of the run's settings.
 
     Raises:
@@ -52,7 +51,7 @@ def save(directory: Path, step: int, state: ArrayTree, *, keep: int, num_rows: i
         unfinished.mkdir(parents=True)
         with _checkpointer() as checkpointer:
             checkpointer.save(unfinished.absolute() / _STATE, {_STATE: encoded})
-        record = {"step": step, "rows": num_rows, "settings": settings, "files": _digest(unfinished / _STATE)}
+        record = {"step": step, "settings": settings, "files": _digest(unfinished / _STATE)}
         (unfinished / _RECORD).write_text(json.dumps(record) + "\n")
         shutil.rmtree(final, ignore_errors=True)
         unfinished.rename(final)
@@ -139,8 +138,8 @@ def _problem(folder: Path, step: int, count_rows: Callable[[], int], settings: s
             return "its files are damaged"
         if record["settings"] != settings:
             return "it belongs to another run, with other settings or another seed"
-        if record["rows"] > (num_rows := count_rows()):
-            return f"the run has only {num_rows} rows of metrics, and the checkpoint belongs to {record['rows']}"
+        if step > (num_rows := count_rows()):
+            return f"the run has only {num_rows} rows of metrics, and the checkpoint belongs to {step}"
     except (OSError, KeyError, TypeError, ValueError):
         return f"{_RECORD} cannot be read"
     return ""

@@ -233,8 +233,8 @@ class RunDirectory:
         if self.path is None or self._saved_step == len(self.rows):
             return
         tree = state if self._algorithm.save is None else self._algorithm.save(state)
-        options = {"keep": self._keep, "num_rows": len(self.rows), "settings": self.config["digest"]}
-        checkpoint.save(self.path / files.CHECKPOINTS, len(self.rows), tree, **options)
+        folder, digest = self.path / files.CHECKPOINTS, self.config["digest"]
+        checkpoint.save(folder, len(self.rows), tree, keep=self._keep, settings=digest)
         self._saved_step = len(self.rows)
         self._write_elite(state)
 

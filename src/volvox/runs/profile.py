@@ -129,10 +129,10 @@ def tune(
         tuned = vx.tune(make, {"groups": [2, 3, 4], "num_envs": [48, 96, 192]})
         algorithm = make(**tuned.settings)
 
-    Settings are varied one after the other. Each other value and the best one so far are measured twice in alternation,
-    and the value is accepted if it is faster both times and faster by `min_gain` on average. Each trial runs in its own
-    process. Only speed is compared: groups, threads and micro-batches hardly change what is learned; the number of
-    environments does.
+    Settings are varied one after the other. Each other value and the best one so far are measured in alternation, twice
+    if the value is faster at first, and it is accepted if it is faster both times and by `min_gain` on average. Each
+    trial runs in its own process. Only speed is compared: groups, threads and micro-batches hardly change what is
+    learned; the number of environments does.
 
     Args:
       make: Makes the algorithm. It is sent to other processes, so it must be a function at the top level of a module,
@@ -163,8 +163,9 @@ def tune(
     for name, values in choices.items():
         for value in values[1:]:
             candidate = {**best, name: value}
-            first = measure(candidate) / measure(best)  # NaN if the candidate cannot be run
-            if first > 1:
+            if math.isnan(rate := measure(candidate)):  # it cannot be run
+                continue
+            if (first := rate / measure(best)) > 1:
                 second = measure(candidate) / measure(best)
                 if second > 1 and (first + second) / 2 >= 1 + min_gain:
                     best = candidate

@@ -275,7 +275,7 @@ class KeepNOfM:
     Attributes:
       n: Weights that are kept, of each `m`.
       m: Number of consecutive weights.
-      begin: Updates with all weights before the first pruning; with 0 the initial weights are pruned.
+      begin: Updates before which nothing is pruned; with 0 the initial weights are pruned.
       drop: Share of a kernel's kept weights that are replaced at each change, in [0, 1].
       every: Updates from one change to the next.
 
