@@ -55,13 +55,12 @@ class Profile(NamedTuple):
         return "\n".join(lines)
 
 
-def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Profile:
+def profile(algorithm: Algorithm, *, seconds: float = 10.0) -> Profile:
     """Measures the time of emulators, inference and learning or decoding, and the rate of the overlapped loop.
 
     Args:
       algorithm: The algorithm; it begins anew.
       seconds: Length of each of the two measurements; compilation and evaluations are not counted.
-      seed: Seed of the algorithm.
 
     Raises:
       ValueError: The algorithm cannot be profiled, or there are several processes.
@@ -69,13 +68,13 @@ def profile(algorithm: Algorithm, *, seconds: float = 10.0, seed: int = 0) -> Pr
     _checks.number("seconds", seconds, above=0)
     if algorithm.profile is None or jax.process_count() > 1:
         raise ValueError("this algorithm cannot be profiled; those of vx.evolve and vx.learn can, in one process")
-    state, rate = measure_speed(algorithm, seconds, seed=seed)
+    state, rate = measure_speed(algorithm, seconds)
     emulators, inference, work = algorithm.profile(state, seconds)
     work_name = "decoding" if algorithm.step_name == "generation" else "learning"
     return Profile(emulators, inference, work, work_name, rate)
 
 
-def measure_speed(algorithm: Algorithm, seconds: float, *, seed: int = 0) -> tuple[Any, float]:
+def measure_speed(algorithm: Algorithm, seconds: float) -> tuple[Any, float]:
     """Returns (state, timesteps per second) of whole steps without their evaluations.
 
     Two steps that compile, and the random actions before an off-policy learner's first update, are not measured.
@@ -84,7 +83,7 @@ def measure_speed(algorithm: Algorithm, seconds: float, *, seed: int = 0) -> tup
     def frames(metrics: Mapping[str, Any]) -> float:
         return float(metrics.get("total_frames", metrics.get("frames", 0)))
 
-    state, metrics = algorithm.step(algorithm.init(_checks.typed_key(seed)))
+    state, metrics = algorithm.step(algorithm.init(_checks.typed_key(0)))
     state, metrics = algorithm.step(state)
     for _ in range(100):  # a learner may never make an update
         if metrics.get("update") != 0:
