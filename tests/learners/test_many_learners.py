@@ -4,6 +4,7 @@ import re
 
 import jax
 import numpy as np
+import optax
 import probes
 import pytest
 from flax import linen as nn
@@ -16,6 +17,7 @@ TARGET = probes.target(num_envs=4, groups=2)
 NETWORKS = ActorAndCritic(MLP(2, (8,), activation=nn.relu), QNetwork((8,)))
 TD3 = {"batch_size": 8, "random_timesteps": 40, "replay_size": 400, "timesteps_per_iteration": 200}
 PPO = {"segment_length": 8, "num_epochs": 2, "num_minibatches": 2, "lag": 1, "rounds_per_iteration": 4}
+SPARSE = vx.sparsity.sparse(optax.adam, vx.sparsity.Dynamic(sparsity=0.5, every=4))
 CASES = {
     "ppo": (
         [
@@ -28,6 +30,11 @@ CASES = {
     "ppo that stops": (
         [vx.PPO(**PPO, kl_stop=limit, learning_rate=1e-2) for limit in (1e-4, 1.0)],
         CategoricalMLP(2, (8,)),
+        CARTPOLE,
+    ),
+    "ppo, recurrent and sparse": (
+        [vx.PPO(**PPO, learning_rate=1e-2, optimizer=SPARSE, entropy_coefficient=weight) for weight in (0.0, 0.1)],
+        RecurrentActorCritic(2, MLP(8, hidden=()), width=8),
         CARTPOLE,
     ),
     "pqn": (
