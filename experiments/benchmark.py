@@ -63,10 +63,10 @@ ABOUT = """# Learning benchmark, {size}
 `python experiments/benchmark.py draw --size {size}` makes this page; `benchmark.py --help` has the protocol. Scores are
 mean returns of 20 episodes with the likeliest actions. "Final" is the mean of the last two of 20 points of a run, and
 "area" the mean of all. "Runs" are those of volvox and of the reference. Intervals are Student's 95% intervals over
-runs. The reference has the same settings. "As the reference" is "no" if final score or area is significantly lower
-(Welch's t-test, p < 0.05, not corrected for the number of rows), otherwise "better" if one of them is significantly
-higher, otherwise "yes". Fewer than three runs have no verdict. In the hard maze, a score is minus the smallest distance
-to the goal that any member has reached so far.
+runs. The reference has the same settings, or in rows "beside SB3 defaults" its own. "As the reference" is "no" if final
+score or area is significantly lower (Welch's t-test, p < 0.05, not corrected for the number of rows), otherwise
+"better" if one of them is significantly higher, otherwise "yes". Fewer than three runs have no verdict. In the hard
+maze, a score is minus the smallest distance to the goal that any member has reached so far.
 
 ![learning curves]({size}.png)
 
@@ -87,6 +87,7 @@ class Row:
       network: Kind of network: "mlp" (with `hidden`), "minatar" or "nature".
       hidden: Widths of the hidden layers.
       published: A published score, and its source.
+      other_defaults: Whether the reference has its own defaults and one environment instead of the settings.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Row:
     network: Literal["mlp", "minatar", "nature"] = "mlp"
     hidden: tuple[int, ...] = (64, 64)
     published: tuple[float, str] | None = None
+    other_defaults: bool = False
 
 
 class MinAtarTorso(nn.Module):
@@ -113,7 +115,7 @@ class MinAtarTorso(nn.Module):
 def small_rows() -> tuple[Row, ...]:
     """The rows of the small benchmark.
 
-    "defaults" are those of PPO, and "zoo" the constants of RL Baselines3 Zoo, without its gSDE.
+    "defaults" are those of volvox's PPO, and "zoo" the constants of RL Baselines3 Zoo, without its gSDE.
     """
     defaults = vx.PPO()
     cartpole = {"segment_length": 32, "num_minibatches": 1, "num_epochs": 20, "trace_decay": 0.8, "discount": 0.98}
@@ -258,6 +260,9 @@ def full_rows() -> tuple[Row, ...]:
     for task, score in {"Hopper": 2_310.0, "HalfCheetah": 9_635.0}.items():
         named = {"task": f"{task}-v4", "timesteps": 300_000, "published": (score, "CleanRL, 1M timesteps")}
         rows.append(Row(name=f"SAC, {task}", learner=vx.SAC(), num_envs=1, hidden=(256, 256), **named))
+    for task in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3"):
+        named = {"task": task, "timesteps": 200_000, "other_defaults": True}
+        rows.append(Row(name=f"PPO beside SB3 defaults, {task[:-3]}", learner=vx.PPO(), num_envs=8, **named))
     for game, score in atari.items():
         named = {"task": game, "timesteps": 10_000_000, "network": "nature", "published": (score, "PPO, CleanRL")}
         rows.append(Row(name=f"PPO atari, {game}", learner=ppo_atari, num_envs=8, **named))
@@ -335,7 +340,7 @@ def make_algorithm(row: Row) -> vx.Algorithm:
 
 
 def reference_job(row: Row, seed: int) -> dict[str, Any]:
-    """Returns the job of `peers/sb3.py` that has the settings of a row with a learner.
+    """Returns the job of `peers/sb3.py` that has the settings of a row with a learner, or its own defaults.
 
     Stable-Baselines3 weighs the squared error of values, and volvox half of it. Rows have no `value_clip`:
     Stable-Baselines3 minimises the loss of clipped values, and volvox the larger of it and the loss without clipping.
@@ -362,6 +367,8 @@ def reference_job(row: Row, seed: int) -> dict[str, Any]:
             settings["use_rms_prop"] = False
         algorithm = "PPO" if isinstance(s, vx.PPO) else "A2C"
         hidden, activation = {"pi": list(row.hidden), "vf": list(row.hidden)}, "tanh"
+    if row.other_defaults:
+        settings = {}
     return {
         "algorithm": algorithm,
         "settings": settings,
@@ -370,7 +377,7 @@ def reference_job(row: Row, seed: int) -> dict[str, Any]:
         "hidden": hidden,
         "activation": activation,
         "task": f"{row.task}NoFrameskip-v4" if row.network == "nature" else row.task,
-        "num_envs": row.num_envs,
+        "num_envs": 1 if row.other_defaults else row.num_envs,
         "timesteps": row.timesteps,
         "every": row.timesteps // NUM_POINTS,
         "episodes": NUM_EPISODES,
