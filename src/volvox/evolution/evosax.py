@@ -45,7 +45,7 @@ class Evosax:
       >>> strategy = vx.evolution.Evosax(CMA_ES, population_size=32, params={"std_init": 0.5})
 
     Attributes:
-      algorithm: A class of `evosax.algorithms`.
+      algorithm: A class of `evosax.algorithms`, but for those with several means (`SV_CMA_ES`, `SV_Open_ES`).
       population_size: N, members of a generation.
       settings: Further arguments of the class. An optimiser is given as a function without arguments
         (`functools.partial(optax.adam, 0.01)`), or ready-made.
