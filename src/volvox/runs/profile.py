@@ -130,8 +130,8 @@ def tune(
 
     Settings are varied one after the other. Each other value and the best one so far are measured in alternation, twice
     if the value is faster at first, and it is accepted if it is faster both times and by `min_gain` on average. Each
-    trial runs in its own process. Only speed is compared: groups, threads and micro-batches hardly change what is
-    learned; the number of environments does.
+    trial runs in its own process. Trials compare speed alone. Groups, threads and micro-batches make little difference
+    to learning, but the number of environments does.
 
     Args:
       make: Makes the algorithm. It is sent to other processes, so it must be a function at the top level of a module,
