@@ -305,6 +305,12 @@ class Epochs(OnPolicy):
         """
         raise NotImplementedError
 
+    def summed(self, each: dict[str, Array], segment: Segment, update: Array) -> tuple[dict[str, Array], Metrics]:
+        """Returns the sums of numbers `[L, N]` over valid timesteps, and metrics: their means and the lag."""
+        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
+        sums = {name: x.sum(where=segment.valid) for name, x in (each | {"lag_mean": lag}).items()}
+        return sums, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
+
     def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:
         """Returns advantages `[J, G, L, n]` as the loss takes them; a minibatch has `count` valid ones."""
         return advantage
@@ -429,18 +435,15 @@ class _PPO(Epochs):
         if s.value_clip is not None:
             near = segment.value + jnp.clip(value - segment.value, -s.value_clip, s.value_clip)
             error = jnp.maximum(error, (near - target) ** 2)
-        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
         each = {
             "policy_loss": -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - s.clip, 1 + s.clip) * advantage),
             "value_loss": 0.5 * error,
             "entropy": actions.entropy(output),
             "approx_kl": ratio - 1 - log_ratio,
             "clip_fraction": (jnp.abs(ratio - 1) > s.clip).astype(jnp.float32),
-            "lag_mean": lag,
         }
-        sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
+        sums, new = self.summed(each, segment, update)
         loss = sums["policy_loss"] + s.value_coefficient * sums["value_loss"] - s.entropy_coefficient * sums["entropy"]
-        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
         return loss / jnp.maximum(num_valid, 1.0), new
 
     def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:

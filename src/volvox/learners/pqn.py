@@ -166,10 +166,7 @@ class _PQN(Epochs):
         actions: Any = self.network.distribution
         value = actions.take(output, segment.action)
         error = jnp.where(segment.valid, value - target, 0.0)  # values of forbidden actions would overflow
-        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
-        each = {"value_loss": 0.5 * error**2, "value": value, "lag_mean": lag}
-        sums = {name: x.sum(where=segment.valid) for name, x in each.items()}
-        new = metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
+        sums, new = self.summed({"value_loss": 0.5 * error**2, "value": value}, segment, update)
         return sums["value_loss"] / jnp.maximum(num_valid, 1.0), new
 
     def prepare(self, collected: Any, learning: EpochsLearning, key: Array, slot: Array) -> EpochsLearning:
