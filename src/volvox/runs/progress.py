@@ -138,7 +138,8 @@ class Progress:
                 pace = elapsed / (now - start) if now > start else math.inf
                 limits.append((pace * (end - now) if now < end else 0.0, now / end))
         left, fraction = min(limits)
-        return min(fraction, 1.0), f"{format_duration(left)} left" if 0 < left < 1e10 else ""  # of seconds; timedelta ends
+        # A timedelta cannot hold times that are much longer than 1e10 seconds.
+        return min(fraction, 1.0), f"{format_duration(left)} left" if 0 < left < 1e10 else ""
 
 
 def _lost_connections() -> contextlib.suppress:
