@@ -45,7 +45,7 @@ seconds = []
 for i in range(int(sys.argv[1])):
     began = time.perf_counter()
     numbers = {"learning_rate": 1e-3 * 0.97**i, "entropy_coefficient": 0.01 * 0.97**i, "clip": 0.2 * 0.99**i}
-    settings = vx.PPO(**numbers, num_epochs=4, lag=1, rounds_per_iteration=1)
+    settings = vx.PPO(**numbers, num_epochs=4, num_minibatches=4, lag=1, rounds_per_iteration=1)
     env = vx.envs.cartpole(num_envs=8, groups=2)
     run = vx.train(vx.learn(settings, vx.networks.CategoricalMLP(2), env), steps=1, progress=False)
     seconds.append(time.perf_counter() - began)

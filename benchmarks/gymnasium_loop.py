@@ -80,7 +80,7 @@ def learning(options: Options, variant: Variant) -> float:
         env = vx.envs.envpool("CartPole-v1", **sizes)
     else:
         env = vx.envs.gymnasium("CartPole-v1", **sizes, workers=int(variant.removeprefix("workers")))
-    settings = vx.PPO(num_epochs=4, anneal_timesteps=options.timesteps, lag=options.lag)
+    settings = vx.PPO(num_epochs=4, num_minibatches=4, anneal_timesteps=options.timesteps, lag=options.lag)
     algorithm = vx.learn(settings, vx.networks.CategoricalMLP(2, (64, 64)), env)
     state, _ = algorithm.step(algorithm.init(0))
     before, began = state.timesteps, time.perf_counter()

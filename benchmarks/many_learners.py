@@ -53,7 +53,7 @@ class Options:
 
 def ppo(options: Options, num_learners: int) -> vx.Algorithm:
     env = vx.envs.cartpole(num_envs=8)
-    settings = vx.PPO(num_epochs=4, learning_rate=5e-4, rounds_per_iteration=options.rounds)
+    settings = vx.PPO(num_epochs=4, num_minibatches=4, learning_rate=5e-4, rounds_per_iteration=options.rounds)
     network = vx.networks.CategoricalMLP(env.spec.num_outputs, (64, 64))
     return vx.learn(settings, network, env, num_learners=num_learners)
 

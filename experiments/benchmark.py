@@ -134,7 +134,7 @@ def small_rows() -> tuple[Row, ...]:
             task="CartPole-v1",
             learner=defaults,
             num_envs=8,
-            timesteps=200_000,
+            timesteps=100_000,
             published=(500.0, f"{zoo}, tuned"),
         ),
         Row(
@@ -142,7 +142,7 @@ def small_rows() -> tuple[Row, ...]:
             task="Acrobot-v1",
             learner=defaults,
             num_envs=8,
-            timesteps=200_000,
+            timesteps=100_000,
             published=(-73.5, f"{zoo}, tuned, 1M timesteps"),
         ),
         Row(
@@ -217,15 +217,6 @@ def small_rows() -> tuple[Row, ...]:
             timesteps=10_000,
             hidden=(256, 256),
         ),
-        Row(
-            name="SAC, Pendulum",
-            task="Pendulum-v1",
-            learner=vx.SAC(**td3 | {"batch_size": 256}, temperature_learning_rate=1e-3),
-            num_envs=1,
-            timesteps=20_000,
-            hidden=(256, 256),
-            published=(-157.0, f"{zoo}, 20k timesteps"),
-        ),
         Row(name="novelty, hard maze", task="hard maze", learner=None, num_envs=250, timesteps=10_000_000),
     )
 
@@ -257,6 +248,18 @@ def full_rows() -> tuple[Row, ...]:
         named = {"task": f"{task}-v5", "timesteps": 1_000_000}
         rows.append(Row(name=f"PPO mujoco, {task}", learner=ppo_mujoco, num_envs=1, **named))
         rows.append(Row(name=f"A3C mujoco, {task}", learner=vx.A3C.mujoco(), num_envs=16, **named))
+    pendulum: Any = {"learning_rate": 1e-3, "temperature_learning_rate": 1e-3, "random_timesteps": 2_000}
+    rows.append(
+        Row(
+            name="SAC, Pendulum",
+            task="Pendulum-v1",
+            learner=vx.SAC(**pendulum, replay_size=200_000),
+            num_envs=1,
+            timesteps=20_000,
+            hidden=(256, 256),
+            published=(-157.0, "RL Baselines3 Zoo, one run, 20k timesteps"),
+        )
+    )
     for task, score in {"Hopper": 2_310.0, "HalfCheetah": 9_635.0}.items():
         named = {"task": f"{task}-v4", "timesteps": 300_000, "published": (score, "CleanRL, 1M timesteps")}
         rows.append(Row(name=f"SAC, {task}", learner=vx.SAC(), num_envs=1, hidden=(256, 256), **named))

@@ -122,10 +122,11 @@ def ppo_variants(timesteps: int) -> dict[str, vx.PPO]:
         "no value clip, lag 1, annealed": {"value_clip": None, "lag": 1, "anneal_timesteps": timesteps},
         "value clip, lag 1, annealed": {"value_clip": 0.2, "lag": 1, "anneal_timesteps": timesteps},
         "no value clip, lag 0, 10 epochs": {"value_clip": None, "lag": 0, "num_epochs": 10},
+        "no value clip, lag 0, 10 epochs, 16 minibatches": {"lag": 0, "num_epochs": 10, "num_minibatches": 16},
         "no value clip, lag 1, 10 epochs": {"value_clip": None, "lag": 1, "num_epochs": 10},
         "value clip, lag 1, 10 epochs": {"value_clip": 0.2, "lag": 1, "num_epochs": 10},
     }
-    plain = vx.PPO(num_epochs=4)
+    plain = vx.PPO(num_epochs=4, num_minibatches=4)
     return {name: dataclasses.replace(plain, **change) for name, change in changes.items()}
 
 

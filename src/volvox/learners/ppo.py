@@ -39,7 +39,8 @@ class PPO:
     """Settings of proximal policy optimisation.
 
     Default values are those of CleanRL's ppo.py, but as in Stable-Baselines3 the learning rate is constant, values are
-    not clipped, and a round has ten epochs. `atari` lists other differences.
+    not clipped, a round has ten epochs, and with 8 environments a minibatch has 64 timesteps. `atari` lists other
+    differences.
 
     Attributes:
       segment_length: Timesteps T of a segment; all groups collect one in each round.
@@ -81,7 +82,7 @@ class PPO:
     anneal_timesteps: int | None = None
     max_gradient_norm: float | None = 0.5
     num_epochs: int = 10
-    num_minibatches: int = 4
+    num_minibatches: int = 16
     clip: float = 0.2
     value_clip: float | None = None
     kl_stop: float | None = None
@@ -115,7 +116,13 @@ class PPO:
         """
         clips: Any = {"clip": 0.1, "value_clip": 0.1, "reward_bound": 1.0}
         return cls(
-            **clips, lag=1, num_epochs=4, anneal_timesteps=10_000_000, episodic_life=True, rounds_per_iteration=5
+            **clips,
+            lag=1,
+            num_epochs=4,
+            num_minibatches=4,
+            anneal_timesteps=10_000_000,
+            episodic_life=True,
+            rounds_per_iteration=5,
         )
 
     @classmethod

@@ -139,7 +139,7 @@ class RecurrentActorCritic(_Recurrent):
     """An LSTM between torso and outputs.
 
         network = vx.networks.RecurrentActorCritic(env.spec.num_outputs, vx.networks.SmallTorso(), width=128)
-        algorithm = vx.learn(vx.PPO(), network, env)
+        algorithm = vx.learn(vx.PPO(num_minibatches=4), network, env)  # of whole environments
 
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.
