@@ -18,7 +18,11 @@ TD3 = {"batch_size": 8, "random_timesteps": 40, "replay_size": 400}
 NETWORKS = vx.networks.ActorAndCritic(vx.networks.MLP(2, (4,)), vx.networks.QNetwork((4,)))
 LONG = {
     "a3c": (vx.A3C(segment_length=3, updates_per_iteration=10_000), vx.networks.CategoricalMLP(2, (4,)), CARTPOLE),
-    "ppo": (vx.PPO(segment_length=8, rounds_per_iteration=10_000), vx.networks.CategoricalMLP(2, (4,)), CARTPOLE),
+    "ppo": (
+        vx.PPO(segment_length=8, num_minibatches=4, rounds_per_iteration=10_000),
+        vx.networks.CategoricalMLP(2, (4,)),
+        CARTPOLE,
+    ),
     "td3": (vx.TD3(**TD3, timesteps_per_iteration=100_000), NETWORKS, TARGET),
 }
 """Learners with iterations that are far longer than the budgets."""
