@@ -109,7 +109,7 @@ def maze() -> vx.Run:
 
 TRAINED: dict[str, Callable[[], vx.Run]] = {
     "cartpole-a3c": cartpole(vx.A3C(), CategoricalMLP(2, (64, 64))),
-    "cartpole-ppo": cartpole(vx.PPO(value_clip=0.2), CategoricalMLP(2, (64, 64))),
+    "cartpole-ppo": cartpole(vx.PPO(num_minibatches=4, value_clip=0.2), CategoricalMLP(2, (64, 64))),
     "cartpole-pqn": cartpole(vx.PQN(), MLP(2, (64, 64), nn.relu, layer_norm=True)),
     "halfcheetah-td3": mujoco("HalfCheetah", 1e-3),
     "halfcheetah-td3-group-sparse": mujoco("HalfCheetah", 1e-3, gst=GroupSparse(final_sparsity=0.875)),
