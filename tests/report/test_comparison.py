@@ -78,6 +78,17 @@ def test_runs_of_different_lengths_are_compared_where_the_shortest_ends(write):
     assert found.rows[0]["seconds"] is None  # it was not recorded
 
 
+def test_runs_that_end_a_few_timesteps_apart_are_compared_by_their_last_rows(write):
+    a = write("a", frames=[10_000, 20_248], seconds=[1.0, 2.0], evaluation_mean=[None, 150.0])
+    b = write("b", frames=[10_000, 20_246], seconds=[1.0, 3.0], evaluation_mean=[None, 140.0])
+    found = vx.compare({"a": a, "b": b})
+    assert (found.metric, found.budget) == ("evaluation_mean", 20_246)
+    assert [(row["score"], row["seconds"]) for row in found.rows] == [(150.0, 2.0), (140.0, 3.0)]
+    further = write("c", frames=[10_000, 14_000, 31_000], training_mean=[1.0, 2.0, 3.0])
+    equal = write("d", frames=[20_246], training_mean=[2.0])
+    assert [row["score"] for row in vx.compare({"c": further, "d": equal}).rows] == [2.0, 2.0]
+
+
 def test_rows_without_the_metric_keep_the_value_before(write):
     a = write("a", frames=[10, 20, 30], evaluation_mean=[1.0, None, None])
     found = vx.compare({"a": a})

@@ -115,8 +115,9 @@ def compare(
         print(comparison)
         comparison.plot("comparison.png")
 
-    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. Between two rows of
-    metrics a run has the value of the earlier row. The score of a method is the interquartile mean over its runs
+    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. There a run has the
+    value of its nearest row of metrics, since runs end a few timesteps apart, and elsewhere between two rows that of
+    the earlier one. The score of a method is the interquartile mean over its runs
     (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
     learners of a run counts as a run, and learners with different settings are methods of their own. The learners of
     `vx.PBT` copy each other and count as one run, with their means.
@@ -150,7 +151,10 @@ def compare(
     if not runs or len({(run.method, run.task) for run in runs}) < len(names) * len(tasks):
         played = {name: sorted({run.task for run in runs_of_method}) for name, runs_of_method in runs_of.items()}
         raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
-    metric = _metric(runs, metric, x)
+    budget = min(np.nanmax(run.columns.get(x, -np.inf)) for run in runs)
+    if np.isfinite(budget):  # every run has `x`
+        runs = [_snapped(run, x, budget) for run in runs]
+    metric = _metric(runs, metric, x, budget)
     scales = _scales(runs, tasks, normalize)
     curves_of = {(run.path, run.learner): _curve(run, x, metric) for run in runs}
     begin = max(at[0] for at, _ in curves_of.values())
@@ -269,10 +273,18 @@ def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
     return runs
 
 
-def _metric(runs: Sequence[_Run], metric: str | None, x: str) -> str:
+def _snapped(run: _Run, x: str, budget: float) -> _Run:
+    """Returns the run with the row that is nearest to the budget, if it is nearer than the beginning, at most there."""
+    i = int(np.argmin([abs(numbers(row).get(x, np.inf) - budget) for row in run.rows]))
+    if run.rows[i][x] > 2 * budget:
+        return run
+    rows = [*run.rows[:i], {**run.rows[i], x: min(run.rows[i][x], budget)}, *run.rows[i + 1 :]]
+    return run._replace(rows=rows, columns=metrics.columns(rows))
+
+
+def _metric(runs: Sequence[_Run], metric: str | None, x: str, budget: float) -> str:
     """Returns the metric to compare: as given, or the first of `SCORES` that every run has within the budget."""
     wanted = SCORES if metric is None else (metric,)
-    budget = min(np.nanmax(run.columns.get(x, -np.inf)) for run in runs)
     compared = [[row for row in run.rows if numbers(row).get(x, np.inf) <= budget] for run in runs]
     names = metrics.latest if metric is None else metrics.columns  # a new elite may not have a score yet
     common = set.intersection(*(set(names(rows)) for rows in compared))
