@@ -3,7 +3,7 @@
     python experiments/benchmark.py run --size small --run-dir runs/benchmark
     python experiments/benchmark.py draw --size small --run-dir runs/benchmark
 
-`small` takes an hour and a half on two idle cores, `full` days. A run makes the runs of each row one at a time,
+`small` takes an hour on two idle cores, `full` days. A run makes the runs of each row one at a time,
 volvox and reference in turns, and can be stopped: the same command goes on with the runs that are missing. `--only`
 chooses rows. The reference of a learner is Stable-Baselines3, which the first run installs into an environment of its
 own in the run directory (`benchmarks/peers/sb3.py`); the reference of novelty search is random search. The settings of
