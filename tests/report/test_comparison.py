@@ -84,9 +84,13 @@ def test_runs_that_end_a_few_timesteps_apart_are_compared_by_their_last_rows(wri
     found = vx.compare({"a": a, "b": b})
     assert (found.metric, found.budget) == ("evaluation_mean", 20_246)
     assert [(row["score"], row["seconds"]) for row in found.rows] == [(150.0, 2.0), (140.0, 3.0)]
-    further = write("c", frames=[10_000, 14_000, 31_000], training_mean=[1.0, 2.0, 3.0])
-    equal = write("d", frames=[20_246], training_mean=[2.0])
-    assert [row["score"] for row in vx.compare({"c": further, "d": equal}).rows] == [2.0, 2.0]
+    assert found.notes == ()
+
+
+def test_a_row_much_later_than_the_budget_is_not_compared(write):
+    further = write("further", frames=[10_000, 14_000, 22_000], training_mean=[1.0, 2.0, 3.0])
+    equal = write("equal", frames=[20_000], training_mean=[2.0])
+    assert [row["score"] for row in vx.compare({"further": further, "equal": equal}).rows] == [2.0, 2.0]
 
 
 def test_rows_without_the_metric_keep_the_value_before(write):

@@ -51,7 +51,8 @@ class PPO:
         by round. Timesteps that begin an episode count, unlike in `max_timesteps` of `train`. None: it stays.
       max_gradient_norm: Largest global norm of a gradient; longer gradients are scaled down to it. None: no limit.
       num_epochs: Number of passes through the data of a round.
-      num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent.
+      num_minibatches: Minibatches of an epoch: of timesteps, or of whole environments where the policy is recurrent. A
+        divisor of those of a group.
       clip: Largest change ε of the probability ratio that the objective rewards.
       value_clip: Largest change of a value since it was predicted that the loss rewards. It is absolute, so it needs
         `normalize_rewards` where returns are large. None: it is not clipped.
@@ -229,7 +230,8 @@ class Epochs(OnPolicy):
         if self.num_rows % settings.num_minibatches:
             kind = "environments (the policy is recurrent)" if self.recurrent else "timesteps"
             raise ValueError(
-                f"num_minibatches={settings.num_minibatches} does not divide the {self.num_rows} {kind} of a group."
+                f"num_minibatches={settings.num_minibatches} does not divide the {self.num_rows} {kind} of a group; "
+                "give a divisor."
             )
         rows, micro_batch = self.num_rows // settings.num_minibatches, settings.micro_batch
         if micro_batch is None and all(len(x.shape) < 3 for x in jax.tree.leaves(env.spec.observation)):

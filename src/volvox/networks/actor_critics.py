@@ -139,7 +139,7 @@ class RecurrentActorCritic(_Recurrent):
     """An LSTM between torso and outputs.
 
         network = vx.networks.RecurrentActorCritic(env.spec.num_outputs, vx.networks.SmallTorso(), width=128)
-        algorithm = vx.learn(vx.PPO(num_minibatches=4), network, env)  # of whole environments
+        algorithm = vx.learn(vx.PPO(num_minibatches=4), network, env)  # it must divide the environments
 
     Attributes:
       num_outputs: Size of the policy's output: the number of actions.

@@ -115,10 +115,10 @@ def compare(
         print(comparison)
         comparison.plot("comparison.png")
 
-    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. There a run has the
-    value of its nearest row of metrics, since runs end a few timesteps apart, and elsewhere between two rows that of
-    the earlier one. The score of a method is the interquartile mean over its runs
-    (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
+    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. Between two rows of
+    metrics a run has the value of the earlier row. But at the budget it has that of the nearest row, up to 5% later,
+    because runs with one budget end a few timesteps apart. The score of a method is the interquartile mean over its
+    runs (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
     learners of a run counts as a run, and learners with different settings are methods of their own. The learners of
     `vx.PBT` copy each other and count as one run, with their means.
 
@@ -151,16 +151,14 @@ def compare(
     if not runs or len({(run.method, run.task) for run in runs}) < len(names) * len(tasks):
         played = {name: sorted({run.task for run in runs_of_method}) for name, runs_of_method in runs_of.items()}
         raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
-    budget = min(np.nanmax(run.columns.get(x, -np.inf)) for run in runs)
-    if np.isfinite(budget):  # every run has `x`
-        runs = [_snapped(run, x, budget) for run in runs]
-    metric = _metric(runs, metric, x, budget)
+    lengths = {run.path: float(np.nanmax(run.columns.get(x, -np.inf))) for run in runs}
+    shortest, end = min(lengths.items(), key=lambda item: item[1])
+    runs = [_snapped(run, x, end) for run in runs]
+    metric = _metric(runs, metric, x, end)
     scales = _scales(runs, tasks, normalize)
     curves_of = {(run.path, run.learner): _curve(run, x, metric) for run in runs}
     begin = max(at[0] for at, _ in curves_of.values())
-    ends = {path: at[-1] for (path, _), (at, _) in curves_of.items()}
-    shortest, end = min(ends.items(), key=lambda item: item[1])
-    if end < 0.9 * (longest := max(ends.values())):
+    if end < 0.9 * (longest := max(lengths.values())):
         notes.append(f"runs are compared at {x} {end:,.0f}, where {shortest} ends; the longest has {longest:,.0f}")
     points = np.unique(np.concatenate([at for at, _ in curves_of.values()]))
     points = points[(points >= begin) & (points <= end)]
@@ -199,7 +197,7 @@ def compare(
     return Comparison(
         metric=metric,
         x=x,
-        budget=float(end),
+        budget=end,
         tasks=tuple(tasks),
         normalized=bool(scales),
         rows=tuple(rows),
@@ -274,11 +272,12 @@ def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
 
 
 def _snapped(run: _Run, x: str, budget: float) -> _Run:
-    """Returns the run with the row that is nearest to the budget, if it is nearer than the beginning, at most there."""
-    i = int(np.argmin([abs(numbers(row).get(x, np.inf) - budget) for row in run.rows]))
-    if run.rows[i][x] > 2 * budget:
+    """Returns the run with its row nearest to the budget moved there if it is up to 5% later."""
+    at = [numbers(row).get(x, np.inf) for row in run.rows]
+    nearest = min(at, key=lambda value: abs(value - budget), default=np.inf)
+    if not budget < nearest <= 1.05 * budget:
         return run
-    rows = [*run.rows[:i], {**run.rows[i], x: min(run.rows[i][x], budget)}, *run.rows[i + 1 :]]
+    rows = [{**row, x: budget} if budget < value <= nearest else row for row, value in zip(run.rows, at, strict=True)]
     return run._replace(rows=rows, columns=metrics.columns(rows))
 
 

@@ -88,9 +88,9 @@ def sweep(
       num_learners: Number of trials in one program, on one device. `vx.learn` must make them, and their settings may
         differ in the numbers that the class attribute `traced` names. If each trial has n learners, the program has n
         times as many.
-      pruner: "halving" stops bad trials by Optuna's asynchronous successive halving, at each value of the metric but
-        the first: the first generation of a genetic algorithm is random whatever the settings. Otherwise a pruner of
-        Optuna, or None. Several trials of one program and resumed trials are not pruned.
+      pruner: "halving" stops bad trials by Optuna's asynchronous successive halving. Otherwise a pruner of Optuna, or
+        None. It is asked at each value of the metric but the first, which of a genetic algorithm says nothing about the
+        settings. Several trials of one program and resumed trials are not pruned.
       sampler: Sampler of Optuna. None: TPE.
       storage: URL of an Optuna storage. Machines with the same URL and the same name of the directory share the study.
         None: `study.db` in the directory.
@@ -251,10 +251,10 @@ def _play(
 
     def on_step(run: Run) -> bool:
         nonlocal pruned
-        values = [row[metric] for row in run.metrics if row.get(metric) is not None]
-        if job.trial is not None and len(values) > 1 and run.metrics[-1].get(metric) is not None:
-            job.trial.report(values[-1], int(run.metrics[-1].get("timesteps", len(run.metrics))))
-            pruned = job.trial.should_prune()
+        if job.trial is not None and (value := run.metrics[-1].get(metric)) is not None:
+            job.trial.report(value, int(run.metrics[-1].get("timesteps", len(run.metrics))))
+            first = all(row.get(metric) is None for row in run.metrics[:-1])
+            pruned = not first and job.trial.should_prune()
         return pruned
 
     try:
