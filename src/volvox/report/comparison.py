@@ -115,10 +115,10 @@ def compare(
         print(comparison)
         comparison.plot("comparison.png")
 
-    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends. Between two rows of
-    metrics a run has the value of the earlier row. But at the budget it has that of the nearest row, up to 5% later,
-    because runs with one budget end a few timesteps apart. The score of a method is the interquartile mean over its
-    runs (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
+    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends, each run by its row of
+    metrics nearest to there. The row may be up to 5% later, because runs of one budget end a few timesteps apart. At
+    other points a run has the value of the row before. The score of a method is the interquartile mean over its runs
+    (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
     learners of a run counts as a run, and learners with different settings are methods of their own. The learners of
     `vx.PBT` copy each other and count as one run, with their means.
 

@@ -89,8 +89,8 @@ def sweep(
         differ in the numbers that the class attribute `traced` names. If each trial has n learners, the program has n
         times as many.
       pruner: "halving" stops bad trials by Optuna's asynchronous successive halving. Otherwise a pruner of Optuna, or
-        None. It is asked at each value of the metric but the first, which of a genetic algorithm says nothing about the
-        settings. Several trials of one program and resumed trials are not pruned.
+        None. The first value of the metric stops no trial: the first generation of a genetic algorithm is random.
+        Several trials of one program and resumed trials are not pruned.
       sampler: Sampler of Optuna. None: TPE.
       storage: URL of an Optuna storage. Machines with the same URL and the same name of the directory share the study.
         None: `study.db` in the directory.
