@@ -103,7 +103,8 @@ def play(
     """Scores the policy on whole episodes.
 
     Args:
-      run: The run directory, an agent as in zoo:frostbite-ga, or a file of `volvox export` that ends in `.stablehlo`.
+      run: The run directory, an agent as in zoo:frostbite-ga, or a file of `run.export` or `run.publish`, which ends in
+        `.stablehlo` or `.safetensors`.
       episodes: Number of episodes; by default 100. The protocol "exact" plays one for each start.
       which: The best policy of a run so far, or its last one.
       protocol: How the score is measured; by default on Atari with sticky actions and then exactly, otherwise in fresh
@@ -129,9 +130,10 @@ def play(
 
 
 def _loaded(run: str, which: Which) -> Any:
-    if which != "best" and (run.startswith(_ZOO) or is_exported(Path(run))):
+    agent = run.startswith(_ZOO) or run.endswith(agents.SUFFIX)
+    if which != "best" and (agent or is_exported(Path(run))):
         raise ValueError(f"{run} has one policy; leave --which out")
-    return agents.load(run.removeprefix(_ZOO)) if run.startswith(_ZOO) else load(run)
+    return agents.load(run.removeprefix(_ZOO)) if agent else load(run)
 
 
 def watch(
@@ -146,7 +148,7 @@ def watch(
       members: Number of members of a population, or of several learners, that play side by side; by default one.
       seed: The environment's seed.
     """
-    if out is None and run.startswith(_ZOO):
+    if out is None and (run.startswith(_ZOO) or run.endswith(agents.SUFFIX)):
         out = Path(f"{Path(run.removeprefix(_ZOO)).stem}.mp4")
     _run_dir(Path(run))
     loaded = _loaded(run, which)

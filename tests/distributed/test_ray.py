@@ -163,5 +163,5 @@ def test_bases_are_rebuilt_from_their_lineage():
 
 def test_one_actor_needs_no_ray():
     assert vx.distributed.ray(num_actors=1).evaluator(lambda: "local", 4) == "local"
-    with pytest.raises(ValueError, match="num_actors"):
+    with pytest.raises(ValueError, match="nodes"):
         vx.distributed.ray(num_actors="all")

@@ -1,5 +1,7 @@
 """Strategies as algorithms: learning, repeatability, resume, cutoffs."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import probes
@@ -162,6 +164,9 @@ def test_bad_cutoffs_and_networks_come_before_work():
         vx.evolve(strategy, networks.MLP(3), ENV)
     with pytest.raises(ValueError, match="episodic_life"):
         vx.evolve(strategy, networks.DeepGA(18), atari("Seaquest", episodic_life=True, num_envs=2))
+    unfinished = SimpleNamespace(population_size=8, init=None, ask=None, tell=None, validates_first=True)
+    with pytest.raises(ValueError, match="candidates"):
+        vx.evolve(unfinished, networks.MLP(2), ENV)
 
 
 NSRA_ES = vx.Novelty.nsra_es(behavior=Last("elapsed_steps", 1), num_neighbors=2, archive_size=20)

@@ -213,5 +213,6 @@ def test_layers_in_lifted_modules_are_no_factors():
     with pytest.raises(ValueError, match=rf"no layer takes parameter {name} \[3, 3, 3\] in factors"):
         decoding.outline(net, population.LowRank())
     assert decoding.outline(net, population.LowRank(full=(name,))).factored == (False,)
+    assert population.LowRank(full=name) == population.LowRank(full=(name,))
     with pytest.raises(ValueError, match="no parameter 'kernal'"):
         decoding.outline(net, population.LowRank(full=(name, "kernal")))

@@ -93,6 +93,14 @@ def test_a_row_much_later_than_the_budget_is_not_compared(write):
     assert [row["score"] for row in vx.compare({"further": further, "equal": equal}).rows] == [2.0, 2.0]
 
 
+def test_the_nearest_row_is_one_that_has_the_metric(write):
+    equal = write("equal", frames=[20_000], evaluation_mean=[2.0])
+    scores = [1.0, None, None, 3.0, 4.0]
+    sparse = write("sparse", frames=[10_000, 19_900, 20_050, 20_150, 30_000], evaluation_mean=scores)
+    found = vx.compare({"sparse": sparse, "equal": equal})
+    assert [(row["method"], row["score"]) for row in found.rows] == [("sparse", 3.0), ("equal", 2.0)]
+
+
 def test_rows_without_the_metric_keep_the_value_before(write):
     a = write("a", frames=[10, 20, 30], evaluation_mean=[1.0, None, None])
     found = vx.compare({"a": a})
@@ -204,6 +212,7 @@ def test_wrong_arguments_are_refused(series, write, tmp_path):
     late = write("late", frames=[1000], training_mean=[1.0])
     for methods, message in (
         ({}, "runs of each method"),
+        ({"ga": ga, "es": []}, "runs of each method"),
         ({"ga": tmp_path / "none"}, "none"),
         ({"ga": ga, "es": ga / "seed-0"}, "twice"),
         ({"ga": ga, "es": write("begun", frames=[])}, "frames"),

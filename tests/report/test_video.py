@@ -114,6 +114,15 @@ def test_an_atari_game_in_colour(tmp_path):
     assert pictures[0].std() > 10
 
 
+def test_a_game_goes_on_after_a_lost_life(tmp_path):
+    policy, lengths = constant([1.0] + 17 * [0.0]), []
+    for options in ({}, {"episodic_life": True}):
+        env = atari("Seaquest", num_envs=2, **options)
+        recorded = record_video(env, policy, jnp.ones(()), tmp_path / "a.mp4", max_episode_steps=900)
+        lengths.append(recorded.length)
+    assert lengths[0] == lengths[1]
+
+
 class Lamp(gym.Env):
     """Its picture is as bright as the number of timesteps."""
 

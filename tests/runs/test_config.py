@@ -154,6 +154,8 @@ def test_differences_are_listed_with_both_values():
     assert len(found) == 2
     assert all(word in " ".join(found) for word in ("settings.learning_rate", "0.5", "env.num_envs", "8", "4"))
     assert differences(saved, saved) == []
+    assert differences({"sticky_actions": 0}, {"sticky_actions": 0.0}) == []
+    assert len(differences({"lag": 1}, {"lag": True})) == 1
 
 
 def test_a_field_missing_in_an_older_file_takes_its_default():

@@ -230,6 +230,7 @@ def test_sweeps_of_two_directories_share_a_study(tmp_path):
         assert [path.name for path in sorted((sweep.run_dir / "trials").iterdir())] == names
 
 
+LATE = {"metric": "evaluation_mean", "steps": None, "max_timesteps": 1_000}
 TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_mean"}
 
 
@@ -238,6 +239,10 @@ TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_
     [
         ({"make": lambda s: ppo({"learing_rate": 0.1})}, TypeError, "learing_rate"),
         ({"make": ppo, "space": RATES, "metric": "evaluation_mean"}, ValueError, "evaluate_every"),
+        ({"make": lambda s: ppo(s, evaluate_every=10**6), "space": RATES, **LATE}, ValueError, "in the budget"),
+        ({"make": lambda s: None}, TypeError, "the result of make"),
+        ({"pruner": "median"}, TypeError, "pruner"),
+        ({"sampler": "tpe"}, TypeError, "sampler"),
         ({"metric": "skore"}, ValueError, "skore"),
         ({"storage": "sqlite:////nowhere/study.db"}, ValueError, "storage"),
         ({"num_learners": 2}, ValueError, "vx.learn"),

@@ -36,7 +36,7 @@ def same(a, b):
 def test_a_published_policy_is_loaded_with_its_card(learned, tmp_path):
     path = learned.publish(tmp_path / "mine", num_episodes=3)
     assert path == tmp_path / "mine.safetensors"
-    loaded, score = vx.zoo.load(path), learned.evaluate(3)
+    loaded, score = vx.zoo.load(tmp_path / "mine"), learned.evaluate(3)
     same(loaded.variables(), learned.variables())
     same(loaded.evaluate(3).returns, score.returns)
     card = vx.zoo.card(path)

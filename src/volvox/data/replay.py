@@ -95,13 +95,6 @@ def add(replay: Replay, timestep: TimeStep, action: Array) -> Replay:
     return Replay(timesteps, actions, jnp.where(num_added == 2 * capacity, capacity, num_added))
 
 
-def latest(replay: Replay) -> TimeStep:
-    """Returns the latest row, leaves `[B, ...]`."""
-    place = (replay.num_added - 1) % replay.action.shape[0]
-    take = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
-    return jax.tree.map(take, replay.timestep)
-
-
 def num_starts(replay: Replay, n_step: int) -> Array:
     """Returns the number of rows in which a transition of `n_step` timesteps may begin, int32."""
     return jnp.maximum(jnp.minimum(replay.num_added, replay.action.shape[0]) - n_step, 0)

@@ -72,7 +72,9 @@ class RaySettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting out of range."""
-        if self.num_actors not in ("nodes", "gpus", None):
+        if isinstance(self.num_actors, str) and self.num_actors not in ("nodes", "gpus"):
+            raise ValueError(f'num_actors={self.num_actors!r}: give "nodes", "gpus" or a number')
+        if not isinstance(self.num_actors, str | None):
             integer("num_actors", self.num_actors, low=1)
         integers(self, "num_cpus_per_actor", low=1)
 

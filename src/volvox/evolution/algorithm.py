@@ -236,6 +236,8 @@ class _Evolution:
         optional = {name: getattr(strategy, name, default) for name, default in _OPTIONAL.items()}
         self.strategy = strategy = SimpleNamespace(init=strategy.init, ask=strategy.ask, tell=strategy.tell, **optional)
         e = integer("num_episodes", strategy.num_episodes, low=1)
+        if strategy.validates_first and strategy.candidates is _OPTIONAL["candidates"]:
+            raise ValueError("a strategy with validates_first has no members to validate yet; it needs candidates")
 
         def ask(key: Array, state: Any, encoding: Encoding) -> tuple[Population, Any]:
             population, state = strategy.ask(key, state, encoding)

@@ -32,6 +32,9 @@ from volvox.learners.on_policy import ON_POLICY_TRACED, OnPolicy, OnPolicyData, 
 from volvox.sparsity.optimizers import Optimizer, clipped, init_optimizers, make_optimizer
 from volvox.types import Array, ArrayTree, Env
 
+_RMSPROP = functools.partial(optax.rmsprop, decay=0.99, eps=0.1, initial_scale=1.0)
+"""As TensorFlow computes it: the average of squares begins at 1."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class A3C:
@@ -110,13 +113,13 @@ class A3C:
     def ga3c(cls) -> "A3C":
         """Returns GA3C's constants (arXiv 1611.06256 and its published code); the network is `volvox.networks.GA3C`.
 
-        RMSProp as TensorFlow computes it (the average of squares begins at 1), summed losses, no clipping of gradients.
+        RMSProp as TensorFlow computes it, summed losses, no clipping of gradients.
         One difference: an update sums the segments of all environments; in GA3C, the segments of one or a few agents.
         """
         return cls(
             segment_length=5,
             learning_rate=3e-4,
-            optimizer=functools.partial(optax.rmsprop, decay=0.99, eps=0.1, initial_scale=1.0),
+            optimizer=_RMSPROP,
             max_gradient_norm=None,
             loss_reduction="sum",
             value_coefficient=1.0,
@@ -136,15 +139,10 @@ class A3C:
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""
-        rate = self._rate_schedule(env)
-        return Schedule(
-            beats_per_round=self.segment_length,
-            rounds_per_iteration=self.updates_per_iteration * self.rounds_per_update,
-            delay=self.lag,
-            learning_rate=(lambda learning: rate(learning.update)) if callable(rate) else None,
-        )
+        rounds = self.updates_per_iteration * self.rounds_per_update
+        return Schedule(self.segment_length, rounds_per_iteration=rounds, delay=self.lag)
 
-    def _rate_schedule(self, env: Env) -> Any:
+    def rate_schedule(self, env: Env) -> Any:
         """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
         rate: Any = self.learning_rate
         if self.anneal_timesteps is None:
@@ -184,9 +182,8 @@ class _A3C(OnPolicy):
         super().__init__(settings, network, env)
         self.micro_batch = micro_batch_size(settings.micro_batch, self.num_envs, settings.segment_length)
         self.num_batches = self.num_envs // self.micro_batch
-        rate = settings._rate_schedule(env)
+        self.rate = rate = settings.rate_schedule(env)
         self.optimizer = clipped(make_optimizer(settings.optimizer, rate), settings.max_gradient_norm)
-        self.rate = None if callable(rate) else rate  # the optimiser's state may hold the rate before a change
         low, high = self.batches_due(np.arange(settings.segment_length))
         self.due = np.stack([low < high] * env.num_groups, axis=1)
 
@@ -224,15 +221,14 @@ class _A3C(OnPolicy):
         else:
             target = per_env(lambda_returns)(segment.reward, discount_t, v_t, lambda_t)
             advantage = target - v_tm1
-        total = functools.partial(jnp.sum, where=segment.valid)
-        policy_loss = total(-log_prob * advantage)
-        value_loss = total(0.5 * (target - value) ** 2)
-        entropy = total(actions.entropy(output, s.log_epsilon))
+        each = {
+            "policy_loss": -log_prob * advantage,
+            "value_loss": 0.5 * (target - value) ** 2,
+            "entropy": actions.entropy(output, s.log_epsilon),
+        }
+        sums, new = self.summed(each, segment, update)
         weight = s.entropy_coefficient(update) if callable(s.entropy_coefficient) else s.entropy_coefficient
-        loss = policy_loss - weight * entropy + s.value_coefficient * value_loss
-        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
-        sums = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "lag_mean": lag.sum()}
-        return loss, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
+        return sums["policy_loss"] - weight * sums["entropy"] + s.value_coefficient * sums["value_loss"], new
 
     def accumulate(self, learning: A3CLearning, segment: Segment) -> A3CLearning:
         """Adds the gradient of a micro-batch."""
@@ -248,16 +244,20 @@ class _A3C(OnPolicy):
         gradient, transitions = self.env.axis.sum((learning.gradient, learning.transitions))
         if self.settings.loss_reduction == "mean":
             gradient = jax.tree.map(lambda g: g / jnp.maximum(transitions, 1.0), gradient)
-        step = learning.update + 1
-        given = gradient, learning.optimizer, learning.params, step, mean_return, self.rate
+        step, changes = learning.update + 1, callable(self.rate)
+        rate = None if changes else self.rate  # the optimiser's state may hold the rate before a change
+        given = gradient, learning.optimizer, learning.params, step, mean_return, rate
         params, state = apply_gradient(self.optimizer, *given)
+        new = {"gradient_norm": optax.tree.norm(gradient)}
+        if changes:
+            new["learning_rate"] = jnp.asarray(self.rate(learning.update), jnp.float32)
         return learning._replace(
             params=params,
             optimizer=state,
             gradient=jax.tree.map(jnp.zeros_like, gradient),
             transitions=jnp.float32(0),
             update=step,
-            metrics=metrics.add(learning.metrics, metrics.means({"gradient_norm": optax.tree.norm(gradient)})),
+            metrics=metrics.add(learning.metrics, metrics.means(new)),
         )
 
     def work(

@@ -92,14 +92,12 @@ class Schedule(NamedTuple):
       timesteps_per_iteration: Timesteps of each learner in an iteration, which ends in the round that reaches a
         multiple of this number.
       delay: Rounds after which the data of a round have been learned from.
-      learning_rate: State of learning -> learning rate for rows. None: it is constant.
     """
 
     beats_per_round: int = 1
     rounds_per_iteration: int | None = None
     timesteps_per_iteration: int | None = None
     delay: int = 0
-    learning_rate: Callable[[Any], Any] | None = None
 
 
 def with_metrics(learning: Any, update: Callable[[Any], Any]) -> Any:

@@ -216,13 +216,13 @@ class OffPolicy(Learner):
         if isinstance(rewards, Rewards):
             rewards = normalization.update_rewards(rewards, g, timestep, s.discount, self.env.axis)
         rows = replaced(collected.replays, g, replay.add(collected.replays[g], timestep, action))
-        return collected._replace(replays=rows, rewards=rewards), self.networks.scale(action)
+        added = self.env.axis.sum((~timestep.first).sum(dtype=jnp.int32)) * self.ratio.numerator
+        credit = jnp.minimum(collected.credit + added, _MOST_CREDIT)
+        return collected._replace(credit=credit, replays=rows, rewards=rewards), self.networks.scale(action)
 
     def work(self, collected: OffPolicyData, learning: Any, key: Array, turn: Turn) -> tuple[OffPolicyData, Any]:
         """Makes the updates that are due for the timesteps so far, after the group has added its own."""
-        s, axis, newest = self.settings, self.env.axis, replay.latest(collected.replays[turn.group])
-        added = axis.sum((~newest.first).sum(dtype=jnp.int32)) * self.ratio.numerator
-        credit = jnp.minimum(collected.credit + added, _MOST_CREDIT)
+        s, axis, credit = self.settings, self.env.axis, collected.credit
         # A resumed run may have to fill its replay anew.
         filled = replay.filled(collected.replays, s.random_timesteps // axis.size, s.n_step)
 

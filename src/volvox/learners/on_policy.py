@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from volvox._checks import integers, numbers
-from volvox.data import normalization, segments
+from volvox.data import metrics, normalization, segments
+from volvox.data.metrics import Metrics
 from volvox.data.normalization import Moments, Normalized, Rewards
 from volvox.data.segments import Segment
 from volvox.learners.learner import Learner, Turn
@@ -151,6 +152,12 @@ class OnPolicy(Learner):
     def slot(self, turn: Turn) -> Array:
         """Returns the slot of the segments that are learned from in a turn."""
         return (turn.round - self.settings.lag) % self.num_segments
+
+    def summed(self, each: dict[str, Array], segment: Segment, update: Array) -> tuple[dict[str, Array], Metrics]:
+        """Returns the sums of numbers `[T, B]` over valid timesteps, and metrics: their means and the lag."""
+        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
+        sums = {name: x.sum(where=segment.valid) for name, x in (each | {"lag_mean": lag}).items()}
+        return sums, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
 
     def variables(self, collected: OnPolicyData, learning: Any) -> ArrayTree:
         """Returns the variables of the policy."""

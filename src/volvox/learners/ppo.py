@@ -140,7 +140,7 @@ class PPO:
 
     def schedule(self, env: Env) -> Schedule:
         """Returns the schedule: a beat for each timestep of a segment."""
-        return epochs_schedule(self, env)
+        return epochs_schedule(self)
 
     def bind(self, network: nn.Module, env: Env) -> "_PPO":
         """Returns the learner of a module with two outputs; raises ValueError if module or environment do not fit."""
@@ -154,14 +154,13 @@ def check_epochs(settings: Any) -> None:
     integers(settings, "lag", low=0, high=1)
 
 
-def epochs_schedule(settings: Any, env: Env) -> Schedule:
+def epochs_schedule(settings: Any) -> Schedule:
     """Returns the schedule of `Epochs`: a beat for each timestep of a segment."""
-    changes, rounds = settings.anneal_timesteps or callable(settings.learning_rate), settings.rounds_per_iteration
-    rate = functools.partial(_current_rate, settings, env) if changes else None
-    return Schedule(settings.segment_length, rounds_per_iteration=rounds, delay=settings.lag, learning_rate=rate)
+    rounds = settings.rounds_per_iteration
+    return Schedule(settings.segment_length, rounds_per_iteration=rounds, delay=settings.lag)
 
 
-def _current_rate(settings: Any, env: Env, learning: "EpochsLearning") -> Any:
+def current_rate(settings: Any, env: Env, learning: "EpochsLearning") -> Any:
     """Returns the learning rate of the updates of a round; None for a ready-made optimizer."""
     rate: Any = settings.learning_rate
     if settings.anneal_timesteps is None:
@@ -314,12 +313,6 @@ class Epochs(OnPolicy):
         """
         raise NotImplementedError
 
-    def summed(self, each: dict[str, Array], segment: Segment, update: Array) -> tuple[dict[str, Array], Metrics]:
-        """Returns the sums of numbers `[L, N]` over valid timesteps, and metrics: their means and the lag."""
-        lag = jnp.where(segment.valid, update - segment.version, 0).astype(jnp.float32)
-        sums = {name: x.sum(where=segment.valid) for name, x in (each | {"lag_mean": lag}).items()}
-        return sums, metrics.means(sums, count=segment.valid.sum()) | {"lag_max": metrics.Maximum(lag.max())}
-
     def normalized(self, advantage: Array, valid: Array, count: Array) -> Array:
         """Returns advantages `[J, G, L, n]` as the loss takes them; a minibatch has `count` valid ones."""
         return advantage
@@ -354,13 +347,15 @@ class Epochs(OnPolicy):
         self, collected: OnPolicyData, learning: EpochsLearning, turn: Turn, slot: Array, j: Array
     ) -> EpochsLearning:
         """Makes one update by minibatch `j` of the round."""
-        s, rate, step = self.settings, _current_rate(self.settings, self.env, learning), learning.update + 1
+        s, rate, step = self.settings, current_rate(self.settings, self.env, learning), learning.update + 1
         gradient, new = self.gradient(collected, learning, slot, j)
         further = {"learning_rate": rate, "step": step, "mean_return": turn.mean_return}
         params, state = apply_gradient(self.optimizer(rate), gradient, learning.optimizer, learning.params, **further)
         stopped = self.stops(new) & ((j + 1) % s.num_minibatches == 0) if self.stops_early else jnp.array(False)
         learning = learning._replace(params=params, optimizer=state, stopped=stopped, update=step)
         new |= metrics.means({"gradient_norm": optax.tree.norm(gradient)})
+        if s.anneal_timesteps is not None or callable(s.learning_rate):
+            new |= metrics.means({"learning_rate": jnp.asarray(rate, jnp.float32)})
         return learning._replace(metrics=metrics.add(learning.metrics, new))
 
     def optimizer(self, rate: Any) -> optax.GradientTransformationExtraArgs:

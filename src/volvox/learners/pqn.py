@@ -133,7 +133,7 @@ class PQN:
         if callable(self.epsilon):  # not in `__post_init__`, as it may start JAX's backend
             for timesteps in (0, INT32):
                 number("epsilon", float(self.epsilon_at(timesteps)), low=0, high=1)
-        return epochs_schedule(self, env)
+        return epochs_schedule(self)
 
     def bind(self, network: nn.Module, env: Env) -> "_PQN":
         """Returns the learner of a module with the values of all actions; see `volvox.networks.q_network`."""

@@ -173,6 +173,8 @@ def learn(
     for one in several:
         check_has("settings", one, ("bind", "schedule", "__dataclass_fields__"), "settings such as vx.A3C()")
     check_type("env", env, Env, "e.g. vx.envs.atari(...)")
+    if pbt is not None:
+        check_type("pbt", pbt, PBT, "vx.PBT(...)")
     run = Training(several, network, env, host, devices_of(devices), pbt)
     if evaluate_every is not None:
         evaluation = (evaluate_every, num_evaluation_episodes, num_evaluation_envs)
@@ -475,9 +477,8 @@ class Training:
             if state.evaluated.best > -np.inf:
                 best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=watch)
                 played += further
-            require_finite({"the returns of the evaluation": returns}, self.env.spec.name, number)
-            best_of_all = np.tile(best_returns, (number, 1))
-            require_finite({"the returns of the best policy": best_of_all}, self.env.spec.name, number)
+            found = {"returns of the evaluation": returns, "returns of the best": np.tile(best_returns, (number, 1))}
+            require_finite(found, self.env.spec.name, number)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
             policy_of = functools.partial(self.policy_of, candidates)
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
@@ -622,29 +623,17 @@ class Training:
     def row(self, state: LearnState) -> dict[str, Any]:
         """Returns the row of an iteration, without rates; raises FloatingPointError if returns are not finite."""
         learning, each, sums = state.learning, [], []
-        small = jax.device_get((state.acting.episodes, learning.metrics, self.learning_rates(state)))
+        small = jax.device_get((state.acting.episodes, learning.metrics))
         compressions = compressions_of(learning, self.num_learners)
         for i in range(self.num_learners):
-            scored, gathered, rate = pick(small, i) if self._batch else small
+            scored, gathered = pick(small, i) if self._batch else small
             scores = metrics.scores(scored, num_envs=self.env.all_envs)
             sums.append(sum(scores.values()))
-            rates = {} if rate is None else {"learning_rate": float(rate)}
-            each.append(scores | compressions[i] | rates | metrics.compute(gathered))
+            each.append(scores | compressions[i] | metrics.compute(gathered))
         require_finite({"the returns of episodes": np.array(sums)}, self.env.spec.name, self.num_learners)
         row = {"update": mean_count(learning.update), "frames": state.timesteps * self.env.spec.frame_skip}
         row |= {"timesteps": state.timesteps // self.num_learners, "episodes": int(small[0].total.sum())}
         return row | row_of(each)
-
-    def learning_rates(self, state: LearnState) -> Any:
-        """Returns the learning rate for rows, `[S]` for S learners; None if it is constant."""
-        if self.schedule.learning_rate is None:
-            return None
-
-        def one(numbers: dict[str, Array], learning: Any) -> Any:
-            schedule: Any = with_numbers(self.stages.settings, numbers).schedule(self.env)
-            return schedule.learning_rate(learning)
-
-        return self.stages.each(one, self._numbers | state.numbers, state.learning)
 
     def variables(self, state: LearnState) -> ArrayTree:
         """Returns the variables of the best policy, or of the latest if nothing ranks them."""

@@ -143,7 +143,8 @@ class LowRank:
 
     def __post_init__(self):
         integers(self, "rank", low=1)
-        object.__setattr__(self, "full", tuple(sorted(self.full)))  # any collection will do; the order has no meaning
+        full = (self.full,) if isinstance(self.full, str) else self.full
+        object.__setattr__(self, "full", tuple(sorted(full)))  # any collection will do; the order has no meaning
 
 
 Noise = Table | Generator | LowRank

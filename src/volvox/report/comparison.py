@@ -138,7 +138,7 @@ def compare(
         different tasks, a run lacks the metric or `x`, `x` decreases, or the scores to normalise a task with are
         missing or equal.
     """
-    if not methods:
+    if not methods or not all(methods.values()):
         raise ValueError('give the runs of each method, such as {"ga": "runs/ga"}')
     notes: list[str] = []
     runs_of = {name: _read(name, paths, notes) for name, paths in methods.items()}
@@ -153,8 +153,7 @@ def compare(
         raise ValueError(f"methods must have runs of the same tasks; they have {played}. {'. '.join(notes)}".strip())
     lengths = {run.path: float(np.nanmax(run.columns.get(x, -np.inf))) for run in runs}
     shortest, end = min(lengths.items(), key=lambda item: item[1])
-    runs = [_snapped(run, x, end) for run in runs]
-    metric = _metric(runs, metric, x, end)
+    metric, runs = _chosen(runs, metric, x, end)
     scales = _scales(runs, tasks, normalize)
     curves_of = {(run.path, run.learner): _curve(run, x, metric) for run in runs}
     begin = max(at[0] for at, _ in curves_of.values())
@@ -271,24 +270,27 @@ def _read(method: str, paths: Runs, notes: list[str]) -> list[_Run]:
     return runs
 
 
-def _snapped(run: _Run, x: str, budget: float) -> _Run:
-    """Returns the run with its row nearest to the budget moved there if it is up to 5% later."""
-    at = [numbers(row).get(x, np.inf) for row in run.rows]
-    nearest = min(at, key=lambda value: abs(value - budget), default=np.inf)
+def _snapped(run: _Run, x: str, metric: str, budget: float) -> _Run:
+    """Returns the run with the row of the metric that is nearest to the budget moved there if it is up to 5% later."""
+    found = [numbers(row) for row in run.rows]
+    at = [row.get(x, np.inf) for row in found]
+    scored = [value for value, row in zip(at, found, strict=True) if metric in row]
+    nearest = min(scored, key=lambda value: abs(value - budget), default=np.inf)
     if not budget < nearest <= 1.05 * budget:
         return run
     rows = [{**row, x: budget} if budget < value <= nearest else row for row, value in zip(run.rows, at, strict=True)]
     return run._replace(rows=rows, columns=metrics.columns(rows))
 
 
-def _metric(runs: Sequence[_Run], metric: str | None, x: str, budget: float) -> str:
-    """Returns the metric to compare: as given, or the first of `SCORES` that every run has within the budget."""
+def _chosen(runs: Sequence[_Run], metric: str | None, x: str, budget: float) -> tuple[str, list[_Run]]:
+    """Returns the metric, as given or the first of `SCORES` that every run has within the budget, and snapped runs."""
     wanted = SCORES if metric is None else (metric,)
-    compared = [[row for row in run.rows if numbers(row).get(x, np.inf) <= budget] for run in runs]
     names = metrics.latest if metric is None else metrics.columns  # a new elite may not have a score yet
-    common = set.intersection(*(set(names(rows)) for rows in compared))
-    if found := next((name for name in wanted if name in common), None):
-        return found
+    for name in wanted:
+        snapped = [_snapped(run, x, name, budget) for run in runs]
+        within = [[row for row in run.rows if numbers(row).get(x, np.inf) <= budget] for run in snapped]
+        if all(name in names(rows) for rows in within):
+            return name, snapped
     known, named = sorted(set.intersection(*(set(run.columns) for run in runs))), " or ".join(wanted)
     raise ValueError(f"until the shortest ends ({x} {budget:g}), all need {x!r} and {named}; whole runs have {known}")
 

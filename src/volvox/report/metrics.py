@@ -30,7 +30,7 @@ _BATCH = 2**22
 def task_of(config: Mapping[str, Any]) -> str:
     """Returns the name of the environment of a run, by its `config.json`."""
     env = config["algorithm"].get("env") or {}
-    given = (env[name] for name in ("game", "task", "name", "make_env") if isinstance(env.get(name), str))
+    given = (env[name] for name in ("game", "name", "task", "make_env") if isinstance(env.get(name), str))
     maker = env["make_env"] if isinstance(env.get("make_env"), Mapping) else {}
     maker = maker.get("partial", maker)
     return next(given, str(maker.get("function", env.get("type"))).rpartition(".")[2])

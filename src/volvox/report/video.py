@@ -16,7 +16,7 @@ import numpy as np
 from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
 
 from volvox._checks import integer
-from volvox.envs.envpool_tasks import color_screen
+from volvox.envs.envpool_tasks import color_screen, whole_games
 from volvox.report.plots import new_figure
 from volvox.rollout.scoring import act
 from volvox.types import ArrayTree, Env, EnvGroup, Policy
@@ -79,7 +79,7 @@ def record_video(
     """
     path, spec, camera = Path(path), env.spec, color_screen(env)
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
-    recipes, options = ([env], {"render_mode": "rgb_array"}) if camera is None else ([env, camera], {})
+    recipes, options = ([env], {"render_mode": "rgb_array"}) if camera is None else ([env, camera], whole_games(env))
     n = 1 if num_policies is None else integer("num_policies", num_policies, low=1)
     if num_policies is None:
         variables = jax.tree.map(lambda x: jnp.asarray(x)[None], variables)

@@ -219,7 +219,8 @@ def differences(saved: Any, current: Any, place: str = "algorithm") -> list[str]
     if lists and all(isinstance(x, dict) for x in (*saved, *current)):
         pairs = enumerate(zip(saved, current, strict=True))
         return [line for i, pair in pairs for line in differences(*pair, f"{place}[{i}]")]
-    if (saved == current and type(saved) is type(current)) or _name_the_same(saved, current):
+    same = saved == current and isinstance(saved, bool) == isinstance(current, bool)  # 1 is 1.0, but not True
+    if same or _name_the_same(saved, current):
         return []
     before, now = ("nothing" if value is _MISSING else json.dumps(value) for value in (saved, current))
     return [] if before == now else [f"{place}: {before} in the run, {now} now"]

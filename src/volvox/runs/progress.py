@@ -12,14 +12,11 @@ from tqdm import tqdm
 
 from volvox.data.metrics import EACH
 from volvox.report.files import Row, numbers
-from volvox.report.metrics import format_duration, format_number
+from volvox.report.metrics import SCORES, format_duration, format_number
 from volvox.types import Algorithm
 
 _WIDTH = 79
 _COUNTERS = re.compile(r"(.*_)?(frames|timesteps|seconds|episodes|per_second)")
-_ORDER = ("elite_score", "evaluation_mean", "validation_mean", "training_mean", "training_best")
-"""Metrics that a line shows first."""
-
 _NOTES = {
     "compiling": "compiling, which takes about 5 to 30 seconds",
     "waiting for actors": "waiting for Ray actors to start; `ray status` shows free resources",
@@ -31,9 +28,9 @@ def summarize(row: Mapping[str, Any], *, step_name: str, width: int, frame_skip:
     """Returns the rate and the most important metrics of a step, as many as fit into `width` characters."""
     figures = numbers(row)
     shown = [name for name in figures if not _COUNTERS.fullmatch(name) and name != step_name]
-    rank = {name: number for number, name in enumerate(_ORDER)}
-    shown.sort(key=lambda name: (name.endswith(("_std", "_error")), rank.get(name, len(_ORDER))))
-    best = {name: max(row[name + EACH]) for name in _ORDER if name + EACH in row}  # of several learners
+    rank = {name: number for number, name in enumerate(SCORES)}
+    shown.sort(key=lambda name: (name.endswith(("_std", "_error")), rank.get(name, len(SCORES))))
+    best = {name: max(row[name + EACH]) for name in SCORES if name + EACH in row}  # of several learners
     shown = [name for name in shown if not (name == "training_best" and best)]
     texts = [
         f"{name.replace('_', ' ')} {format_number(figures[name])}"

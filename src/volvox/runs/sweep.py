@@ -125,9 +125,13 @@ def sweep(
         check_space("space", space, (Range, Choice))
     if workers is not None:
         check_type("workers", workers, RaySettings, "vx.distributed.ray(...)")
+    if pruner not in ("halving", None, False):
+        check_type("pruner", pruner, optuna.pruners.BasePruner, 'optuna.pruners, or "halving" or None')
+    if sampler is not None:
+        check_type("sampler", sampler, optuna.samplers.BaseSampler, "optuna.samplers")
 
     draw = partial(_draw, space)
-    _check_trials(make, draw, space, metric, min(num_learners, num_trials), seed)  # before anything is written
+    _check_trials(make, draw, space, metric, budget, min(num_learners, num_trials), seed)  # before anything is written
     path = run_path(run_dir)
     path.mkdir(parents=True, exist_ok=True)
     with locked(path):
@@ -159,17 +163,20 @@ def sweep(
 
 
 def _check_trials(
-    make: Callable[..., Algorithm], draw: Callable[..., Any], space: Any, metric: str, num: int, seed: int
+    make: Callable[..., Algorithm], draw: Callable[..., Any], space: Any, metric: str, budget: Any, num: int, seed: int
 ) -> None:
     """Raises ValueError or TypeError if a program of `num` trials cannot be made."""
     optuna = _optuna()
     rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
     settings = [draw(rehearsal.ask()) if callable(space) else _ends(space, i) for i in range(num)]
-    algorithm = _together([make(one) for one in settings])
-    evolves = algorithm.config.get("type") == "volvox.evolve"
-    if metric.startswith("evaluation_") and (evolves or algorithm.config.get("evaluate_every", 0) is None):
+    made = [make(one) for one in settings]
+    for one in made:
+        check_type("the result of make", one, Algorithm, "vx.learn or vx.evolve")
+    algorithm = _together(made)
+    evolves, every = algorithm.config.get("type") == "volvox.evolve", algorithm.config.get("evaluate_every", 0)
+    if metric.startswith("evaluation_") and (evolves or every is None or every > budget.get("max_timesteps", every)):
         other = "validation_mean" if evolves else "training_mean"
-        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...); or give metric={other!r}")
+        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...) in the budget; or give metric={other!r}")
     pbt = algorithm.config.get("pbt")
     if pbt is not None and (both := pbt.explore.keys() & settings[0].keys()):
         raise ValueError(f"{sorted(both)[0]} is in the space and in explore of pbt, which replaces it; leave one out")
@@ -416,20 +423,17 @@ class Sweep:
                 several, remake = _settings(algorithm), cast("Any", algorithm.remake)
                 algorithm = remake([several[i] for i in trial["learners"]], num_learners=1)
             folder = self.run_dir / "again" / f"{trial['trial']:04d}"
-            seed = self._about["seed"] + _FRESH_SEED + trial["trial"]
-            run = None
+            seed, scores = self._about["seed"] + _FRESH_SEED + trial["trial"], []
             if not (folder / DIVERGED).exists():
                 try:
                     run = _train(algorithm, seed, folder, self._about["budget"])
+                    if run.interrupted:
+                        raise KeyboardInterrupt
+                    scores = _scores(run.metrics, self.metric, len(trial["scores"]))
                 except FloatingPointError as error:
                     write_file(folder / DIVERGED, f"{error}\n")
-            if run is None:
-                found.append({**trial, "score_again": None, "scores_again": []})
-                continue
-            if run.interrupted:
-                raise KeyboardInterrupt
-            scores = _scores(run.metrics, self.metric, len(trial["scores"]))
-            found.append({**trial, "score_again": float(np.mean(scores)), "scores_again": scores})
+            mean = float(np.mean(scores)) if scores else None
+            found.append({**trial, "score_again": mean, "scores_again": scores})
         return found
 
 

@@ -153,7 +153,7 @@ def push_to_hub(run: Run, repository: str, **options: Any) -> str:
 def _path(name: str | os.PathLike[str]) -> Path:
     if str(name).startswith(_HUB):
         return Path(import_extra("huggingface_hub", "hub").hf_hub_download(str(name).removeprefix(_HUB), _HUB_FILE))
-    for path in (_AGENTS / f"{name}{SUFFIX}", Path(name)):
+    for path in (_AGENTS / f"{name}{SUFFIX}", Path(name), Path(f"{name}{SUFFIX}")):
         if path.is_file():
             return path
     names = ", ".join(path.stem for path in sorted(_AGENTS.glob(f"*{SUFFIX}")))
