@@ -47,8 +47,9 @@ def test_actions_are_checked_and_clipped_to_the_bounds_of_each_component():
     np.testing.assert_array_equal(groups.bounded_action(PAIR, within), [[-1, 0], [1, 3]])
     with pytest.raises(ValueError, match="out of bounds"):
         groups.bounded_action(PAIR, np.array([[0.0, 1.0], [0.0, -0.5]]))
-    with pytest.raises(FloatingPointError, match="NaN"):
+    with pytest.raises(groups.ActionIsNaN, match="NaN") as caught:
         groups.bounded_action(PAIR, np.array([[0.0, 1.0], [0.0, np.nan]]))
+    assert caught.value.rows == [1]
     half = PAIR._replace(action_low=np.array([0.0, -np.inf], np.float32), action_high=np.full(2, np.inf, np.float32))
     groups.bounded_action(half, np.array([[1e30, -1e30]]))
     with pytest.raises(ValueError, match="out of bounds"):

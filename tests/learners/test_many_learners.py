@@ -10,6 +10,8 @@ import pytest
 from flax import linen as nn
 
 import volvox as vx
+from volvox.envs.groups import ActionIsNaN
+from volvox.learners.training import Training
 from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, QNetwork, RecurrentActorCritic
 
 CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
@@ -170,3 +172,16 @@ def test_learners_with_different_settings_are_methods_of_a_comparison_and_show_i
 def test_settings_that_are_no_one_program_are_refused(settings, options, message):
     with pytest.raises(ValueError, match=message):
         vx.learn(settings, NETWORK, CARTPOLE, **options)
+
+
+def test_the_learner_whose_actions_are_nan_is_named(monkeypatch):
+    """Python steps the environments; rows 2 and 3 of a group of two learners are those of the second."""
+
+    def fail(*args):
+        raise ActionIsNaN("an action is NaN", [2, 3])
+
+    monkeypatch.setattr(Training, "iteration", fail)
+    algorithm = vx.learn(vx.PPO(**PPO), CategoricalMLP(2, (8,)), CARTPOLE, num_learners=2)
+    with pytest.raises(FloatingPointError, match="NaN") as caught:
+        algorithm.step(algorithm.init(0))
+    assert caught.value.learners == [1]

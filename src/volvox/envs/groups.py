@@ -57,7 +57,7 @@ Example: environments that count their timesteps, and end when action 1 is sent.
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import chex
@@ -226,21 +226,29 @@ def checked_action(spec: EnvSpec, num_envs: int, action: Any) -> Any:
     return action
 
 
+class ActionIsNaN(FloatingPointError):
+    """Actions are NaN, in these rows of a group."""
+
+    def __init__(self, message: str, rows: Sequence[int] = ()):
+        super().__init__(message)
+        self.rows = rows
+
+
 def bounded_action(spec: EnvSpec, action: Any) -> Any:
     """Returns the actions `[B, *action_shape]`, clipped to the bounds of each component.
 
     Raises:
       ValueError: continuous actions in a NumPy array are out of bounds by more than rounding. (A `jax.Array` is only
         clipped, so that this works inside `jit`.)
-      FloatingPointError: One of them is NaN.
+      ActionIsNaN: One of them is NaN.
     """
     xp, low, high = array_module(action), spec.action_low, spec.action_high
     if low is None or high is None:
         last: Any = np.array(spec.num_choices, np.int32) - 1 if spec.num_choices else (spec.num_actions or 0) - 1
         return xp.minimum(xp.maximum(action, 0), last)  # faster than NumPy's `clip`
     if xp is np:
-        if np.isnan(action).any():
-            raise FloatingPointError(f"an action for {spec.name} is NaN; a lower learning rate often helps")
+        if (rows := np.unique(np.nonzero(np.isnan(action))[0])).size:
+            raise ActionIsNaN(f"an action for {spec.name} is NaN; a lower learning rate often helps", rows.tolist())
         slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
         if ((action < low - slack) | (action > high + slack)).any():
             raise ValueError(f"actions for {spec.name} are out of bounds ({low} to {high}): {action}; clip them")

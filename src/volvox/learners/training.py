@@ -29,7 +29,7 @@ from volvox._checks import check_has, check_memory, check_type, integer, size_of
 from volvox.data import metrics
 from volvox.data.metrics import Episodes, RunningEpisodes
 from volvox.data.normalization import Moments
-from volvox.envs.groups import environment_keys
+from volvox.envs.groups import ActionIsNaN, environment_keys
 from volvox.learners.evaluation import Evaluated, PolicyEvaluator, add_evaluation
 from volvox.learners.learner import Turn
 from volvox.learners.pbt import PBT
@@ -484,8 +484,11 @@ class Training:
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
             found["evaluation_seconds"] = time.perf_counter() - began
             return self.exchanged(new._replace(evaluated=evaluated), row | found, before, after)
-        except BaseException:
+        except BaseException as error:
             self.close()  # donated buffers and actions in flight cannot be trusted any more
+            if isinstance(error, ActionIsNaN):
+                width = self.env.num_envs // self.env.num_groups  # of a learner
+                raise NotFinite(str(error), sorted({row // width for row in error.rows})) from error
             raise
 
     def exchanged(
