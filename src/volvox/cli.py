@@ -142,7 +142,7 @@ def watch(
     """Records a video of one episode.
 
     Args:
-      run: The run directory, or an agent as in zoo:frostbite-ga.
+      run: The run directory, an agent as in zoo:frostbite-ga, or a file of `run.publish` that ends in `.safetensors`.
       out: The MP4 file; by default `episode.mp4` in the run directory, or `NAME.mp4` in this one.
       which: The best policy of the run so far, or its last one.
       members: Number of members of a population, or of several learners, that play side by side; by default one.

@@ -10,9 +10,7 @@ import pytest
 from flax import linen as nn
 
 import volvox as vx
-from volvox.envs.groups import ActionIsNaN
-from volvox.learners.training import Training
-from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, QNetwork, RecurrentActorCritic
+from volvox.networks import MLP, ActorAndCritic, CategoricalMLP, GaussianMLP, QNetwork, RecurrentActorCritic
 
 CARTPOLE = vx.envs.cartpole(num_envs=4, groups=2)
 TARGET = probes.target(num_envs=4, groups=2)
@@ -174,14 +172,23 @@ def test_settings_that_are_no_one_program_are_refused(settings, options, message
         vx.learn(settings, NETWORK, CARTPOLE, **options)
 
 
-def test_the_learner_whose_actions_are_nan_is_named(monkeypatch):
-    """Python steps the environments; rows 2 and 3 of a group of two learners are those of the second."""
-
-    def fail(*args):
-        raise ActionIsNaN("an action is NaN", [2, 3])
-
-    monkeypatch.setattr(Training, "iteration", fail)
-    algorithm = vx.learn(vx.PPO(**PPO), CategoricalMLP(2, (8,)), CARTPOLE, num_learners=2)
-    with pytest.raises(FloatingPointError, match="NaN") as caught:
-        algorithm.step(algorithm.init(0))
+def test_the_learner_whose_actions_are_nan_is_named():
+    """Python steps these environments, and refuses the action before the numbers of the learners are checked."""
+    env = vx.envs.gymnasium("Pendulum-v1", num_envs=4, groups=2)
+    algorithm = vx.learn(vx.PPO(**PPO), GaussianMLP(1, (8,)), env, num_learners=2)
+    state = algorithm.init(0)
+    params = jax.tree.map(lambda x: x.at[1].set(np.nan), state.learning.params)
+    state = state._replace(learning=state.learning._replace(params=params))
+    with pytest.raises(FloatingPointError, match=r"action .* NaN.*learners 1") as caught:
+        algorithm.step(state)
     assert caught.value.learners == [1]
+
+
+PRESETS = [vx.A3C.ga3c, vx.A3C.mujoco, vx.PPO.atari, vx.PPO.mujoco, vx.PQN.atari, vx.PQN.cleanrl]
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.__qualname__)
+def test_presets_are_equal_each_time(preset):
+    """Otherwise learners with a preset, made by several calls, could not share a program."""
+    assert preset() == preset()
+    assert hash(preset()) == hash(preset())

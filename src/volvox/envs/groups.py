@@ -247,8 +247,9 @@ def bounded_action(spec: EnvSpec, action: Any) -> Any:
         last: Any = np.array(spec.num_choices, np.int32) - 1 if spec.num_choices else (spec.num_actions or 0) - 1
         return xp.minimum(xp.maximum(action, 0), last)  # faster than NumPy's `clip`
     if xp is np:
-        if (rows := np.unique(np.nonzero(np.isnan(action))[0])).size:
-            raise ActionIsNaN(f"an action for {spec.name} is NaN; a lower learning rate often helps", rows.tolist())
+        if (wrong := np.isnan(action)).any():
+            rows = np.unique(np.nonzero(wrong)[0]).tolist()
+            raise ActionIsNaN(f"an action for {spec.name} is NaN; a lower learning rate often helps", rows)
         slack = 1e-6 * np.nan_to_num(high - low, posinf=0.0)  # for rounding to float32
         if ((action < low - slack) | (action > high + slack)).any():
             raise ValueError(f"actions for {spec.name} are out of bounds ({low} to {high}): {action}; clip them")

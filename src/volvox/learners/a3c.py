@@ -142,7 +142,7 @@ class A3C:
         rounds = self.updates_per_iteration * self.rounds_per_update
         return Schedule(self.segment_length, rounds_per_iteration=rounds, delay=self.lag)
 
-    def rate_schedule(self, env: Env) -> Any:
+    def _rate_schedule(self, env: Env) -> Any:
         """Returns the learning rate: a number, a schedule over updates, or None for a ready-made optimizer."""
         rate: Any = self.learning_rate
         if self.anneal_timesteps is None:
@@ -182,7 +182,7 @@ class _A3C(OnPolicy):
         super().__init__(settings, network, env)
         self.micro_batch = micro_batch_size(settings.micro_batch, self.num_envs, settings.segment_length)
         self.num_batches = self.num_envs // self.micro_batch
-        self.rate = rate = settings.rate_schedule(env)
+        self.rate = rate = settings._rate_schedule(env)
         self.optimizer = clipped(make_optimizer(settings.optimizer, rate), settings.max_gradient_norm)
         low, high = self.batches_due(np.arange(settings.segment_length))
         self.due = np.stack([low < high] * env.num_groups, axis=1)

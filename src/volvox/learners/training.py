@@ -464,7 +464,12 @@ class Training:
         """Makes an iteration, and an evaluation if it is due; see `Algorithm.step`."""
         monitor, evaluator = monitor or (lambda figures: False), self.evaluator
         try:
-            new, row = self.iteration(state, monitor, budget)
+            try:
+                new, row = self.iteration(state, monitor, budget)
+            except ActionIsNaN as error:
+                width = self.env.num_envs // self.env.num_groups  # of a learner
+                learners = sorted({row // width for row in error.rows})
+                raise NotFinite(f"{error} (learners {', '.join(map(str, learners))})", learners) from error
             before, after = (x.timesteps // self.num_learners for x in (state, new))
             if evaluator is None or after // evaluator.every == before // evaluator.every:
                 return self.exchanged(new, row, before, after)
@@ -477,18 +482,16 @@ class Training:
             if state.evaluated.best > -np.inf:
                 best_returns, further = evaluator.play(state.evaluated.variables, 1, seed=seed, monitor=watch)
                 played += further
-            found = {"returns of the evaluation": returns, "returns of the best": np.tile(best_returns, (number, 1))}
-            require_finite(found, self.env.spec.name, number)
+            require_finite({"the returns of the evaluation": returns}, self.env.spec.name, number)
+            best_of_all = np.tile(best_returns, (number, 1))
+            require_finite({"the returns of the best policy": best_of_all}, self.env.spec.name, number)
             counts = {"timesteps": after, "frames": played * self.env.spec.frame_skip}
             policy_of = functools.partial(self.policy_of, candidates)
             evaluated, found = add_evaluation(state.evaluated, policy_of, returns, best_returns, **counts)
             found["evaluation_seconds"] = time.perf_counter() - began
             return self.exchanged(new._replace(evaluated=evaluated), row | found, before, after)
-        except BaseException as error:
+        except BaseException:
             self.close()  # donated buffers and actions in flight cannot be trusted any more
-            if isinstance(error, ActionIsNaN):
-                width = self.env.num_envs // self.env.num_groups  # of a learner
-                raise NotFinite(str(error), sorted({row // width for row in error.rows})) from error
             raise
 
     def exchanged(

@@ -115,8 +115,8 @@ def compare(
         print(comparison)
         comparison.plot("comparison.png")
 
-    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends, each run by its row of
-    metrics nearest to there. The row may be up to 5% later, because runs of one budget end a few timesteps apart. At
+    Methods are compared at an equal budget: at the `x` at which the shortest of all runs ends, each run by its nearest
+    row that has the metric. The row may be up to 5% later, because runs of one budget end a few timesteps apart. At
     other points a run has the value of the row before. The score of a method is the interquartile mean over its runs
     (`volvox.report.interquartile_mean`). Runs of several tasks are resampled within their task. Each of several
     learners of a run counts as a run, and learners with different settings are methods of their own. The learners of
@@ -134,7 +134,7 @@ def compare(
         methods.
 
     Raises:
-      ValueError: There are no methods, a directory holds no run, all runs diverged, a run is given twice, methods have
+      ValueError: A method has no runs, a directory holds no run, all runs diverged, a run is given twice, methods have
         different tasks, a run lacks the metric or `x`, `x` decreases, or the scores to normalise a task with are
         missing or equal.
     """
@@ -287,6 +287,8 @@ def _chosen(runs: Sequence[_Run], metric: str | None, x: str, budget: float) -> 
     wanted = SCORES if metric is None else (metric,)
     names = metrics.latest if metric is None else metrics.columns  # a new elite may not have a score yet
     for name in wanted:
+        if not all(name in run.columns for run in runs):
+            continue
         snapped = [_snapped(run, x, name, budget) for run in runs]
         within = [[row for row in run.rows if numbers(row).get(x, np.inf) <= budget] for run in snapped]
         if all(name in names(rows) for rows in within):

@@ -126,7 +126,7 @@ def sweep(
     if workers is not None:
         check_type("workers", workers, RaySettings, "vx.distributed.ray(...)")
     if pruner not in ("halving", None, False):
-        check_type("pruner", pruner, optuna.pruners.BasePruner, 'optuna.pruners, or "halving" or None')
+        check_type("pruner", pruner, optuna.pruners.BasePruner, 'optuna.pruners, or be "halving" or None')
     if sampler is not None:
         check_type("sampler", sampler, optuna.samplers.BaseSampler, "optuna.samplers")
 
@@ -269,7 +269,7 @@ def _play(
         run = _train(algorithm, seed + min(job.settings), folder, budget, **shown)
     except FloatingPointError as error:
         write_file(folder / DIVERGED, f"{error}\n")
-        diverged = {i // each for i in getattr(error, "learners", range(each * len(job.settings)))}
+        diverged = {i // each for i in getattr(error, "learners", ()) or range(each * len(job.settings))}
         return [("FAIL" if i in diverged else "WAITING", None) for i in range(len(job.settings))], 0
     if run.interrupted:
         return [], run.exit_code
