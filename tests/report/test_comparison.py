@@ -217,7 +217,7 @@ def test_wrong_arguments_are_refused(series, write, tmp_path):
         ({"ga": ga, "es": ga / "seed-0"}, "twice"),
         ({"ga": ga, "es": write("begun", frames=[])}, "frames"),
         ({"falls": falls}, "falls"),
-        ({"ga": ga, "late": late}, "shortest"),
+        ({"ga": ga, "late": late}, r"shortest.*late begins at frames 1000"),
         ({"ga": ga, "es": breakout}, "same tasks"),
         ({"lamp": series("lamp", [1.0], env=LAMP), "door": series("door", [1.0], env=DOOR)}, "same tasks"),
     ):

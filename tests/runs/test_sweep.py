@@ -239,7 +239,7 @@ TOGETHER = {"make": ppo, "space": RATES, "num_learners": 2, "metric": "training_
     [
         ({"make": lambda s: ppo({"learing_rate": 0.1})}, TypeError, "learing_rate"),
         ({"make": ppo, "space": RATES, "metric": "evaluation_mean"}, ValueError, "evaluate_every"),
-        ({"make": lambda s: ppo(s, evaluate_every=10**6), "space": RATES, **LATE}, ValueError, "in the budget"),
+        ({"make": lambda s: ppo(s, evaluate_every=10**6), "space": RATES, **LATE}, ValueError, "=1000, not 1000000"),
         ({"make": lambda s: None}, TypeError, "the result of make"),
         ({"pruner": "median"}, TypeError, "pruner"),
         ({"sampler": "tpe"}, TypeError, "sampler"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from volvox._checks import check_has
 from volvox.report import metrics, plots
 from volvox.report.files import CONFIG, DIVERGED, METRICS, Row, numbers, read_config, read_metrics
 from volvox.report.html import flat_settings
@@ -138,6 +139,7 @@ def compare(
         different tasks, a run lacks the metric or `x`, `x` decreases, or the scores to normalise a task with are
         missing or equal.
     """
+    check_has("methods", methods, ("values",), 'a mapping such as {"ga": "runs/ga"}')
     if not methods or not all(methods.values()):
         raise ValueError('give the runs of each method, such as {"ga": "runs/ga"}')
     notes: list[str] = []
@@ -294,7 +296,11 @@ def _chosen(runs: Sequence[_Run], metric: str | None, x: str, budget: float) -> 
         if all(name in names(rows) for rows in within):
             return name, snapped
     known, named = sorted(set.intersection(*(set(run.columns) for run in runs))), " or ".join(wanted)
-    raise ValueError(f"until the shortest ends ({x} {budget:g}), all need {x!r} and {named}; whole runs have {known}")
+    begins = {run.path: np.nanmin(run.columns[x]) for run in runs if x in run.columns}
+    late = [f"; {path} begins at {x} {begin:g}" for path, begin in begins.items() if begin > budget]
+    raise ValueError(
+        f"until the shortest ends ({x} {budget:g}), all need {x!r} and {named}; whole runs have {known}{''.join(late)}"
+    )
 
 
 def _curve(run: _Run, x: str, metric: str) -> tuple[np.ndarray, np.ndarray]:

@@ -176,7 +176,8 @@ def _check_trials(
     evolves, every = algorithm.config.get("type") == "volvox.evolve", algorithm.config.get("evaluate_every", 0)
     if metric.startswith("evaluation_") and (evolves or every is None or every > budget.get("max_timesteps", every)):
         other = "validation_mean" if evolves else "training_mean"
-        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...) in the budget; or give metric={other!r}")
+        limit = f" of at most max_timesteps={budget['max_timesteps']}, not {every}" if every else ""
+        raise ValueError(f"{metric=} needs vx.learn(..., evaluate_every=...){limit}; or give metric={other!r}")
     pbt = algorithm.config.get("pbt")
     if pbt is not None and (both := pbt.explore.keys() & settings[0].keys()):
         raise ValueError(f"{sorted(both)[0]} is in the space and in explore of pbt, which replaces it; leave one out")
@@ -479,7 +480,7 @@ def _open(path: Path, storage: str | None, function: Callable[..., Any], again: 
         own = partial(optuna.storages.RDBStorage, engine_kwargs={"poolclass": NullPool})
         return function(study_name=path.name, storage=storage or own(f"sqlite:///{path / 'study.db'}"), **options)
     except optuna.exceptions.DuplicatedStudyError as error:
-        raise FileExistsError(f"{path} already holds a sweep: pass resume=True (--resume), or give another") from error
+        raise FileExistsError(f"{path} holds a sweep: pass resume=True (--resume), or give another run_dir") from error
     except (KeyError, ValueError, ImportError, optuna.exceptions.OptunaError, SQLAlchemyError) as error:
         if again and isinstance(error, SQLAlchemyError):  # another process may have been making the tables
             time.sleep(1.0)
