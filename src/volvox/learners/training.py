@@ -346,13 +346,7 @@ class Training:
     """
 
     def __init__(
-        self,
-        settings: Sequence[Any],
-        network: Any,
-        env: Env,
-        host: bool,
-        devices: Devices,
-        pbt: PBT | None = None,
+        self, settings: Sequence[Any], network: Any, env: Env, host: bool, devices: Devices, pbt: PBT | None = None
     ):
         """Prepares a training; the first iteration makes the environments. Arguments are those of `learn`."""
         numbers, first, self.num_learners, self.pbt = numbers_of_all(settings), settings[0], len(settings), pbt
