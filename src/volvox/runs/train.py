@@ -201,7 +201,7 @@ def train(
         elif reason and len(rows) < last:
             display.note(f"stopped after {name} {len(rows)}: {reason}")
         if rows and rows[-1].get("update") == 0:
-            display.note("no update was made: the settings ask for more timesteps before the first")
+            display.note("no update was made: it needs more time, or more timesteps (random_timesteps, segment_length)")
         exit_code = 128 + stopped_by if stopped_by else 0
         run = Run(algorithm, state, rows, directory.path, interrupted=bool(stopped_by), exit_code=exit_code)
         if directory.path is not None and rows:
