@@ -130,10 +130,13 @@ def play(
 
 
 def _loaded(run: str, which: Which) -> Any:
-    agent = run.startswith(_ZOO) or run.endswith(agents.SUFFIX)
-    if which != "best" and (agent or is_exported(Path(run))):
+    if which != "best" and (_is_agent(run) or is_exported(Path(run))):
         raise ValueError(f"{run} has one policy; leave --which out")
-    return agents.load(run.removeprefix(_ZOO)) if agent else load(run)
+    return agents.load(run.removeprefix(_ZOO)) if _is_agent(run) else load(run)
+
+
+def _is_agent(run: str) -> bool:
+    return run.startswith(_ZOO) or run.endswith(agents.SUFFIX)
 
 
 def watch(
@@ -148,7 +151,7 @@ def watch(
       members: Number of members of a population, or of several learners, that play side by side; by default one.
       seed: The environment's seed.
     """
-    if out is None and (run.startswith(_ZOO) or run.endswith(agents.SUFFIX)):
+    if out is None and _is_agent(run):
         out = Path(f"{Path(run.removeprefix(_ZOO)).stem}.mp4")
     _run_dir(Path(run))
     loaded = _loaded(run, which)

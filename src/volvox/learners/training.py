@@ -463,7 +463,8 @@ class Training:
             except ActionIsNaN as error:
                 width = self.env.num_envs // self.env.num_groups  # of a learner
                 learners = sorted({row // width for row in error.rows})
-                raise NotFinite(f"{error} (learners {', '.join(map(str, learners))})", learners) from error
+                of = f" (learners {', '.join(map(str, learners))})" if self.num_learners > 1 else ""
+                raise NotFinite(f"{error}{of}", learners) from error
             before, after = (x.timesteps // self.num_learners for x in (state, new))
             if evaluator is None or after // evaluator.every == before // evaluator.every:
                 return self.exchanged(new, row, before, after)
