@@ -16,7 +16,6 @@ SCRIPTS = {
     "many_learners": "--parts ppo td3 --ppo-learners 2 --td3-learners 2 --td3-width 32 --rounds 1 --timesteps 9 "
     "--turns 1",
     "maze": "--population-size 40 --num-envs 20 --generations 1",
-    "novelty": "--behaviors 20 --archive 40 --repeats 2",
     "population_forward": "--num-networks 2 --size small --repeats 2",
     "population_rollout": "--population 8 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory "
     "--seconds 0.1",
