@@ -12,14 +12,14 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SMALLER = {
-    "anneal_timesteps": {150_000: 11_000, 1_000_000: 6_000},
+    "anneal_timesteps": {150_000: 11_000, 500_000: 6_000},
     "batch_size": {128: 16},
     "checkpoint_every": {150: 6},
     "end": {10_000: 1_000},
-    "evaluate_every": {2_500: 600, 10_000: 2_000, 20_000: 4_000, 100_000: 2_500, 200_000: 3_000},
+    "evaluate_every": {2_500: 600, 10_000: 2_000, 20_000: 4_000, 100_000: 2_500},
     "every": {500: 50},
     "max_episode_steps": {50: 20, 300: 20, 400: 20},
-    "max_timesteps": {20_000: 4_000, 40_000: 4_000, 60_000: 11_000, 150_000: 11_000, 800_000: 5_000, 1_000_000: 6_000},
+    "max_timesteps": {20_000: 4_000, 60_000: 11_000, 150_000: 11_000, 500_000: 6_000, 800_000: 5_000},
     "num_envs": {32: 4, 64: 8, 128: 16, 250: 40},
     "num_episodes": {10: 1, 30: 2, 100: 3},
     "num_evaluation_episodes": {4: 1, 5: 1},

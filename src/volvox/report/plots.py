@@ -77,7 +77,7 @@ def learning_curve(
             _draw(axes, x, data, name, style, ranges.get(name))
         if scores and random is not None:
             axes.axhline(random, color="0.4", linestyle="--", linewidth=1, label="random play (published)")
-    by_frames.set(xlabel="emulator frames" if "frames" in data else "steps", ylabel="score")
+    by_frames.set(xlabel="frames" if "frames" in data else "steps", ylabel="score")
     set_count_format(by_frames)
     by_time.set_xlabel(f"wall-clock time ({unit})")
     if scores:
@@ -308,7 +308,7 @@ def _draw(
     label, spread, shown = name.replace("_", " "), _spread(data, name), np.isfinite(data[name])
     x, y = x[shown], data[name][shown]
     if learners is not None:
-        label += " (mean and range of learners)"
+        label += f" ({'best' if name == 'training_best' else 'mean'} and range of learners)"
         low, high = (bound[shown] for bound in learners)
         axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
     elif spread is not None:
