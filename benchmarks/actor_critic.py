@@ -34,7 +34,6 @@ class Options:
 
     game: str = "Pong"
     size: Literal["small", "large"] = "small"
-    first_stride: Annotated[int, Flag(help="of the first convolution")] = 4
     num_envs: int = 64
     groups: int = 2
     segment_length: Annotated[int, Flag(help="steps between updates")] = 5
@@ -49,7 +48,7 @@ def make(options: Options) -> tuple[vx.Env, Any, vx.A3C]:
     """Environments, flax module and settings."""
     env = vx.envs.atari(options.game, num_envs=options.num_envs, groups=options.groups)
     assert env.spec.num_actions is not None  # Atari's actions are discrete
-    module = vx.networks.GA3C(env.spec.num_actions, size=options.size, first_stride=options.first_stride)
+    module = vx.networks.GA3C(env.spec.num_actions, size=options.size)
     settings = dataclasses.replace(
         vx.A3C.ga3c(),
         segment_length=options.segment_length,
@@ -106,7 +105,6 @@ def peer(name: str, options: Options) -> float:
     flags = {
         "game": options.game,
         "size": options.size,
-        "first-stride": options.first_stride,
         "num-envs": options.num_envs,
         "segment-length": options.segment_length,
         "seconds": options.seconds,

@@ -2,21 +2,16 @@
 
     python benchmarks/distributed.py cost --json        # actors that return at once
     python benchmarks/distributed.py efficiency --json  # an actor per core, one actor, and no actor
-    python benchmarks/distributed.py parts --json       # emulators, networks and decoding alone, for scaling.py
 
 `cost`: members per second that the driver hands out and takes in. `efficiency`: scored timesteps per second of training
-in one generation; the three sides take turns. `parts`: the same emulators and networks alone. It measures one process
-on all cores, then one process per core, all at the same time.
+in one generation; the three sides take turns.
 """
 
 import argparse
-import functools
 import json
-import os
 import pickle
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,13 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from parts import env_steps_per_s, machine, repeatedly
+from parts import machine
 
 import volvox as vx
 from volvox.distributed.ray_evaluator import chunk_sizes, split
-from volvox.population.decoding import Member
 from volvox.rollout.evaluator import RolloutStatistics
-from volvox.rollout.slots import slot_variables
 
 CUTOFF = 400
 """Maximum number of timesteps of an episode."""
@@ -108,14 +101,12 @@ def efficiency(given: argparse.Namespace) -> dict[str, Any]:
         row = {}
         for name in list(sides)[:: 1 if turn % 2 else -1]:
             states[name], metrics = sides[name].step(states[name])
-            lengths = sides[name].log(states[name])["length"].tolist()
-            row[name] = {"rate": metrics["training_timesteps_per_second"], "lengths": lengths}
-            row[name]["occupancy"] = metrics["occupancy"]
-        say("  ".join(f"{name}: {row[name]['rate']:.0f} timesteps/s" for name in sides))
+            row[name] = metrics["training_timesteps_per_second"]
+        say("  ".join(f"{name}: {rate:.0f} timesteps/s" for name, rate in row.items()))
         rows.append(row)
     for side in sides.values():
         side.close()
-    rates = {name: [row[name]["rate"] for row in rows] for name in sides}
+    rates = {name: [row[name] for row in rows] for name in sides}
     ratios = [two / one for one, two in zip(rates["one actor"], rates["an actor a core"], strict=True)]
     to_none = [one / none for one, none in zip(rates["one actor"], rates["no actor"], strict=True)]
     say(f"an actor a core over one actor: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
@@ -124,55 +115,7 @@ def efficiency(given: argparse.Namespace) -> dict[str, Any]:
         "ratios": ratios,
         "one_actor_over_none": statistics.median(to_none),
         "timesteps_per_second": rates,
-        "occupancy": {name: [row[name]["occupancy"] for row in rows] for name in sides},
-        "lengths": {name: [row[name]["lengths"] for row in rows] for name in sides},
     }
-
-
-def measure(given: argparse.Namespace) -> dict[str, float]:
-    """Measures the parts in one process."""
-    env, network = env_and_network(given, given.divided)
-    genotype = vx.networks.genotype(network, env.spec)
-    code, size = vx.population.encoding(genotype, vx.population.Table()), env.num_envs // 2
-    keys = jax.random.split(jax.random.key(0), size)
-    params = jax.jit(jax.vmap(lambda key: genotype.prepare(genotype.policy.init(key))))(keys)
-    observation = jnp.zeros((size, 1, *env.spec.observation_shape), env.spec.observation_dtype)
-
-    @jax.jit
-    def forward(params, observation):
-        return jax.vmap(lambda v, o: genotype.policy.apply(v, o, ())[0])(params, observation)
-
-    @jax.jit
-    def decoded(code, bases):
-        member = Member(jnp.int32(1), jnp.int32(1_000), jnp.float32(0.1), jnp.bool_(False))
-        return slot_variables(genotype, code, bases, member)
-
-    bases = code.zeros(2)
-    return {
-        "emulators": env_steps_per_s(env.make(0, max_episode_steps=CUTOFF), seconds=given.seconds),
-        "networks": size * repeatedly(lambda: forward(params, observation), given.seconds),
-        "decoding": 1 / repeatedly(lambda: decoded(code, bases), given.seconds / 3),
-    }
-
-
-def parts(given: argparse.Namespace) -> dict[str, Any]:
-    """Measures one process on all cores, then one process per core, all at the same time."""
-    cores = sorted(os.sched_getaffinity(0))[: given.cores]
-    found: dict[str, Any] = {
-        "about": "emulators, networks: steps per second of one actor; decoding: seconds per member"
-    }
-    for name, shares in (("one actor", [cores]), ("an actor a core", [[core] for core in cores])):
-        run = []
-        for share in shares:
-            words = ["measure", "--slots", given.slots, "--game", given.game, "--network", given.network]
-            words += ["--seconds", given.seconds, "--divided", len(shares), "--json"]
-            pin = functools.partial(os.sched_setaffinity, 0, share)
-            command = [sys.executable, __file__, *map(str, words)]
-            run.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=pin))
-        printed = [json.loads(one.communicate()[0].splitlines()[-1])["results"] for one in run]
-        found[name] = {part: statistics.mean(row[part] for row in printed) for part in printed[0]}
-        say(f"{name}: {found[name]}")
-    return found
 
 
 def say(text: str) -> None:
@@ -183,13 +126,11 @@ def say(text: str) -> None:
 def main() -> None:
     """Runs one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("cost", "efficiency", "parts", "measure"))
+    parser.add_argument("part", choices=("cost", "efficiency"))
     parser.add_argument("--members", type=int, nargs="+", default=None)
     parser.add_argument("--slots", type=int, default=32, help="of all actors together")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--divided", type=int, default=1, help="actors that share the slots, in `measure`")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each of the parts")
     parser.add_argument("--game", default="Frostbite")
     parser.add_argument("--network", default="small")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -199,8 +140,8 @@ def main() -> None:
     if given.part == "cost":
         found: Any = cost(given.members, given.slots, given.repeats)
     else:
-        found = {"efficiency": efficiency, "parts": parts, "measure": measure}[given.part](given)
-    settings = {name: value for name, value in vars(given).items() if name not in ("json", "out", "divided")}
+        found = efficiency(given)
+    settings = {name: value for name, value in vars(given).items() if name not in ("json", "out")}
     text = json.dumps({"part": given.part, "results": found, "settings": settings, **machine()})
     if given.json:
         print(text)

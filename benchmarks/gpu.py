@@ -51,16 +51,7 @@ PARTS = {
     "a3c": (140, "actor_critic.py --json --peers --seconds 8", "--seconds 0.3 --num-envs 4"),
     "kernels": (120, "kernels.py --json", "--tiny --seconds 0.05"),
     "rollout_1024": (120, f"{ROLLOUT} 1024 --population 3072", SMALL_ROLLOUT),
-    "rollout_one_group_1024": (100, f"{ROLLOUT} 1024 --population 3072 --groups 1", SMALL_ROLLOUT),
-    "rollout_2048": (120, f"{ROLLOUT} 2048 --population 6144", SMALL_ROLLOUT),
-    "rollout_host_1024": (120, f"{ROLLOUT} 1024 --population 3072 --host", SMALL_ROLLOUT),
     "atari_ga": (300, "../experiments/atari_ga.py gpu --no-video --minutes 4", f"{SMALL_POPULATION} --num-parents 4"),
-    "atari_es": (300, "../experiments/atari_es.py gpu --no-video --minutes 4", SMALL_POPULATION),
-    "atari_pqn": (
-        300,
-        "../experiments/atari_pqn.py gpu --no-video --minutes 4",
-        "--network small --num-envs 8 --minutes 0.02",
-    ),
 }
 
 
@@ -83,7 +74,7 @@ def part(name: str, options: Options, left: float, environment: dict[str, str]) 
     if find_spec("torch") is None and "--peers" in words:
         words.remove("--peers")
     run_dir = Path(environment["JAX_COMPILATION_CACHE_DIR"], name)
-    if name.startswith("atari"):
+    if name == "atari_ga":
         words += ["--run-dir", str(run_dir)]
     how: Any = {"cwd": HERE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     process = subprocess.Popen(words, start_new_session=True, **how)
@@ -99,7 +90,7 @@ def part(name: str, options: Options, left: float, environment: dict[str, str]) 
     found: dict[str, Any] = {"exit_code": code, "took_s": time.perf_counter() - began}
     lines = (output + errors).splitlines()
     try:
-        if not code and name.startswith("atari"):
+        if not code and name == "atari_ga":
             return found | {"command": words[1:], "rows": read_metrics(run_dir / METRICS), "output": lines[-3:]}
         if not code and name != "tests":
             return found | json.loads(output.splitlines()[-1])

@@ -1,6 +1,6 @@
-"""Tables in Markdown, and a picture, of the results of `gpu.py`.
+"""Tables in Markdown of the results of `gpu.py`.
 
-    python benchmarks/gpu_report.py benchmarks/results/gpu_h100.json --picture benchmarks/results/gpu_h100.png
+    python benchmarks/gpu_report.py benchmarks/results/gpu_h100.json
 
 Prints a section for `docs/results/performance.md`. Parts that failed or are absent are named, and their rows are left
 out.
@@ -8,12 +8,9 @@ out.
 
 import argparse
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-import matplotlib.pyplot as plt
 
 VARIANTS = {
     "volvox": "**volvox**",
@@ -42,12 +39,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
 def populations(parts: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """(name, figures) of the loops that played."""
     found = [(name, part) for name, part in parts.items() if name.startswith("rollout") and "stepped_per_s" in part]
-    return [(describe(part["settings"]), part) for _, part in sorted(found, key=lambda x: x[1]["settings"]["num_envs"])]
-
-
-def describe(settings: dict[str, Any]) -> str:
-    notes = [settings["noise"], *["one group"] * (settings["groups"] == 1), *["driven from Python"] * settings["host"]]
-    return f"{settings['num_envs']:,} slots, {', '.join(notes)}"
+    found.sort(key=lambda x: x[1]["settings"]["num_envs"])
+    return [(f"{x['settings']['num_envs']:,} slots, {x['settings']['noise']}", x) for _, x in found]
 
 
 def learners(parts: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -75,11 +68,6 @@ def learners(parts: dict[str, Any]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def last_made(result: dict[str, Any]) -> dict[str, Any]:
-    """The commit and the date of the last measurement; files that were put together have several."""
-    return result["made"][-1] if isinstance(result["made"], list) else result["made"]
-
-
 def variants(spread: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
     """(description, milliseconds) of the ways of a forward pass that were measured."""
     return [(text, spread[name]) for name, text in VARIANTS.items() if name in spread]
@@ -88,13 +76,13 @@ def variants(spread: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
 def report(result: dict[str, Any], source: str) -> list[str]:
     """Lines of the section."""
     parts = result["parts"]
-    made = last_made(result)
+    made = result["made"][-1] if isinstance(result["made"], list) else result["made"]
     lines = [f"`python benchmarks/gpu.py` ({made['date'][:10]}, commit {made['commit']}; `{source}`): one"]
     lines[0] += f" {result['device']} and {result['cpus']} cores, jax {result['jax']}."
     failed = [name for name, part in parts.items() if part.get("exit_code", 0) != 0]
     lines += [f"Failed or not begun: {', '.join(failed)}."] if failed else []
     head = ("large networks on Frostbite", "timesteps/s", "frames/s", "emulators alone", "share of them")
-    head += ("networks alone", "device idle", "occupancy", "plain vmap", "PyTorch")
+    head += ("networks alone", "occupancy", "plain vmap", "PyTorch")
     lines += table(head, (row_of_population(name, part) for name, part in populations(parts)))
     head = ("learner", "a second", "of its parts in turn", "PyTorch", "over PyTorch")
     lines += table(head, learners(parts))
@@ -110,7 +98,7 @@ def report(result: dict[str, Any], source: str) -> list[str]:
     lines += table(head, ([row.get(key) for key in keys] for row in rows))
     head = ("rows and kernels", "dtype", *(f"{name}, ms" for name in IMPLEMENTATIONS), "best over a copy")
     lines += table(head, map(row_of_kernel, kernels.get("kernels", [])))
-    for name in ("atari_ga", "atari_es", "atari_pqn"):
+    for name in ("atari_ga",):
         if rows := parts.get(name, {}).get("rows"):
             keys = ("seconds", "frames", "frames_per_second", "training_best", "training_mean", "validation_mean")
             lines += table((name, *keys), ([i, *(row.get(key) for key in keys)] for i, row in enumerate(rows)))
@@ -120,7 +108,7 @@ def report(result: dict[str, Any], source: str) -> list[str]:
 def row_of_population(name: str, part: dict[str, Any]) -> list[Any]:
     rate, alone, networks = part["stepped_per_s"], part["env_steps_per_s"], part["inference_steps_per_s"]
     others = (part["occupancy"], part.get("naive_scored_per_s"), part.get("torch_steps_per_s"))
-    return [name, rate, 4 * rate, alone, rate / alone, networks, part.get("device_idle"), *others]
+    return [name, rate, 4 * rate, alone, rate / alone, networks, *others]
 
 
 def row_of_kernel(row: dict[str, Any]) -> list[Any]:
@@ -130,43 +118,12 @@ def row_of_kernel(row: dict[str, Any]) -> list[Any]:
     return [f"{row['shape']}, {row['networks']:,} of {row['kernels']:,}", row["dtype"], *times, best]
 
 
-def picture(result: dict[str, Any], path: Path) -> None:
-    """Draws bars of the populations, learners and forward passes that were measured."""
-    parts, panels = result["parts"], {}
-    bars = [(name, part["stepped_per_s"], part["env_steps_per_s"]) for name, part in populations(parts)]
-    panels["timesteps a second; line: emulators alone"] = bars
-    panels["a second; line: PyTorch"] = [(name, rate, peer) for name, rate, _, peer, _ in learners(parts)]
-    found = variants(parts.get("forward", {}).get("spread_ms", {}))
-    panels["ms of one timestep of all networks"] = [(re.sub("[*`]", "", text), x["median"], None) for text, x in found]
-    panels = {title: rows for title, rows in panels.items() if rows}
-    if not panels:
-        return
-    heights = [len(rows) for rows in panels.values()]
-    figure, all_axes = plt.subplots(
-        len(panels), figsize=(8, 1.2 * len(panels) + 0.3 * sum(heights)), height_ratios=heights, squeeze=False
-    )
-    for axes, (title, rows) in zip(all_axes[:, 0], panels.items(), strict=True):
-        names, values, marks = zip(*rows[::-1], strict=True)
-        axes.bar_label(axes.barh(names, values, color="C0"), [f" {number(value)}" for value in values])
-        for i, mark in enumerate(marks):
-            axes.plot([mark] * 2 if mark else [], [i - 0.4, i + 0.4] if mark else [], color="C1", linewidth=3)
-        axes.set_title(title, fontsize=10)
-        axes.margins(x=0.15)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{result['device']}, {last_made(result)['date'][:10]}", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path, help="JSON file that gpu.py wrote")
-    parser.add_argument("--picture", type=Path, help="PNG file to write")
     options = parser.parse_args()
     result = json.loads(options.result.read_text())
     print("\n".join(report(result, str(options.result))))
-    if options.picture:
-        picture(result, options.picture)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ class Options:
     batch: int = 320
     micro_batch: Annotated[int, Flag(help="a divisor of the batch, for the forms in a loop")] = 40
     size: Literal["small", "large", "nature"] = "small"
-    first_stride: int = 4
     repeats: int = 15
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
     json: Annotated[bool, Flag(help="print one JSON object")] = False
@@ -47,7 +46,7 @@ def forms(options: Options) -> tuple[dict[str, Callable[[], Any]], float]:
     if options.size == "nature":
         module: Any = vx.networks.ActorCritic(NUM_ACTIONS, vx.networks.NatureTorso())
     else:
-        module = vx.networks.GA3C(NUM_ACTIONS, size=options.size, first_stride=options.first_stride)
+        module = vx.networks.GA3C(NUM_ACTIONS, size=options.size)
     keys = jax.random.split(jax.random.key(0), 3)
     observation = jax.random.randint(keys[0], (options.batch, 84, 84, 4), 0, 256).astype(jnp.uint8)
     action = jax.random.randint(keys[1], (options.batch,), 0, NUM_ACTIONS)
@@ -107,7 +106,7 @@ def measure(options: Options) -> dict[str, Any]:
     figures["speedup_vs_lax"] = figures["volvox_per_s"] / figures["lax_per_s"]
     figures["speedup_vs_lax_in_scan"] = figures["volvox_per_s"] / figures["lax_in_scan_per_s"]
     if options.peers:
-        flags = {"gradients": options.batch, "size": options.size, "first-stride": options.first_stride}
+        flags = {"gradients": options.batch, "size": options.size}
         figures["torch_per_s"] = run_peer("torch_a2c", flags)["gradients_per_s"]
         figures["speedup_vs_torch"] = figures["volvox_per_s"] / figures["torch_per_s"]
     return figures

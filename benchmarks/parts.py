@@ -3,11 +3,8 @@
 import datetime
 import json
 import os
-import shutil
-import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from volvox.rollout.loop import LoopState, Stages, traced
+from volvox.runs.directory import processor, revision
 from volvox.types import Env, EnvGroup, Policy
 
 
@@ -37,11 +35,12 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
 
     chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory)), groups)
     state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
+    more = max(20, 4_000 // (b * len(groups)))  # beats of a call, so that Python's share is small
     state, _ = jax.block_until_ready(chunk(state, (), 10))
     began, beats = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        state, _ = jax.block_until_ready(chunk(state, (), 20))
-        beats += 20
+        state, _ = jax.block_until_ready(chunk(state, (), more))
+        beats += more
     rate = beats * b * len(groups) / (time.perf_counter() - began)
     for group, env in zip(groups, state.envs, strict=True):
         jax.block_until_ready(group.recv(env))  # nothing may be in flight when a pool is dropped
@@ -75,6 +74,7 @@ def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, 
 def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
     """Timesteps per second of acting alone: forward passes and samples, inside one compiled loop."""
     b = env.num_envs // env.num_groups
+    count = max(20, 4_000 // b)  # timesteps of a call, so that Python's share is small
     params = policy.init(jax.random.key(0))
     seen = jnp.zeros((b, *env.spec.observation_shape), env.spec.observation_dtype)
 
@@ -86,33 +86,9 @@ def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
             return policy.sample(jax.random.fold_in(jax.random.key(0), i), output)
 
         action = jnp.int32 if env.spec.num_actions is not None else jnp.float32
-        return jax.lax.fori_loop(0, 20, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
+        return jax.lax.fori_loop(0, count, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
 
-    return 20 * b * repeatedly(lambda: play(params, seen), seconds)
-
-
-def with_idle_share(run: Callable[[], Any]) -> tuple[Any, float | None]:
-    """Returns (result of `run()`, share of its time in which the GPU ran no kernel; None without nvidia-smi).
-
-    nvidia-smi reports the share of the last sixth of a second to a second in which a kernel ran.
-    """
-    if shutil.which("nvidia-smi") is None:
-        return run(), None
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    percent, ended = [], threading.Event()
-
-    def sample() -> None:
-        while not ended.wait(0.5):
-            percent.append(float(subprocess.run(command, check=True, capture_output=True).stdout.split()[0]))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        result = run()
-    finally:
-        ended.set()
-        thread.join()
-    return result, 1 - statistics.mean(percent) / 100 if percent else None
+    return count * b * repeatedly(lambda: play(params, seen), seconds)
 
 
 def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, **environment: str) -> dict[str, Any]:
@@ -125,20 +101,13 @@ def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, 
 
 def machine() -> dict[str, Any]:
     """Returns the machine, the version, the command and the date of the figures."""
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    processors = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    date = datetime.datetime.now(datetime.UTC).isoformat("T", "minutes")
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "device": jax.devices()[0].device_kind,
-        "processor": next(iter(processors), "unknown"),
+        "processor": processor(),
         "jax": jax.__version__,
-        "made": {
-            "commit": found,
-            "command": sys.argv,
-            "date": datetime.datetime.now(datetime.UTC).isoformat("T", "minutes"),
-        },
+        "made": {"commit": revision(), "command": sys.argv, "date": date},
     }
 
 

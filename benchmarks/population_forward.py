@@ -14,7 +14,6 @@ Run `python benchmarks/population_forward.py`, or with `--json` for one JSON obj
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from parts import in_turns, machine
+from parts import in_turns, machine, show
 
 from volvox.networks import DeepGA, genotype
 from volvox.ops.flat import num_parameters, unflatten
@@ -123,7 +122,6 @@ def benchmark(num_networks: int, size: str, repeats: int) -> dict[str, Any]:
     times = in_turns(calls, repeats)
     median = {name: statistics.median(values) for name, values in times.items()}
     return {
-        "benchmark": "population_forward",
         "num_networks": num_networks,
         "size": size,
         **{f"{name}_ms": round(value, 3) for name, value in median.items()},
@@ -152,22 +150,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.num_networks < 1 or options.repeats < 1:
         parser.error("--num-networks and --repeats must be positive")
-    result = benchmark(options.num_networks, options.size, options.repeats)
-    if options.json:
-        print(json.dumps(result))
-        return
-    print(f"{options.num_networks} {options.size} networks, {result['processor']}, {result['cpus']} cores")
-    print(f"{'':12}{'median ms':>12}{'min':>10}{'max':>10}")
-    for name, spread in result["spread_ms"].items():
-        print(f"{name:12}{spread['median']:12.2f}{spread['min']:10.2f}{spread['max']:10.2f}")
-    print(f"speedup over naive vmap {result['speedup']:.2f}; volvox over shared {result['volvox_over_shared']:.2f}")
-    for name, num_bases in LOW_RANK.items():
-        if f"{name}_over_shared" in result:
-            print(f"rank-1 members of {num_bases} bases over shared {result[f'{name}_over_shared']:.2f}")
-    print(
-        f"read and shared in turn: {result['floor_over_shared']:.2f} of shared; "
-        f"volvox {result['volvox_over_floor']:.2f} of that"
-    )
+    show(benchmark(options.num_networks, options.size, options.repeats), options.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from parts import env_steps_per_s, machine, repeatedly, run_peer, show, with_idle_share
+from parts import env_steps_per_s, machine, repeatedly, run_peer, show
 
 import volvox as vx
 from volvox.ops.low_rank import with_bases
@@ -46,7 +46,6 @@ class Options:
     noise: Annotated[Literal["table", "low-rank"], Flag(help="low-rank: of rank 1")] = "table"
     seconds: Annotated[float, Flag(help="of the emulators alone, and of the networks alone")] = 5.0
     seed: int = 0
-    host: Annotated[bool, Flag(help="drive the loop from Python instead of compiling it whole")] = False
     naive_batches: Annotated[int, Flag(help="batches of num_envs members for plain vmap; 0: skip it")] = 1
     memory: Annotated[bool, Flag(help="also measure a population of 1 000 in a process of its own")] = True
     peers: Annotated[bool, Flag(help="also measure PyTorch, which must be installed")] = False
@@ -115,14 +114,11 @@ def rollout(
     """Plays a population twice; returns figures of the second time, the encoding and the population."""
     evaluator = setting.evaluator(size)
     population = setting.population(evaluator.encoding, size, options.seed)
-    how = {"max_episode_steps": cutoff, "pool_seed": options.seed, "test": options.host}
+    how: Any = {"max_episode_steps": cutoff, "pool_seed": options.seed}
     evaluator.evaluate(population, 1, seed=0, **how)
-
-    def play() -> tuple[Any, Any, float]:
-        began = time.perf_counter()
-        return *evaluator.evaluate(population, 1, seed=1, **how), time.perf_counter() - began
-
-    (evaluation, statistics, seconds), idle = with_idle_share(play)
+    began = time.perf_counter()
+    evaluation, statistics = evaluator.evaluate(population, 1, seed=1, **how)
+    seconds = time.perf_counter() - began
     lengths = np.asarray(evaluation.lengths)
     figures = {
         "stepped_per_s": statistics.stepped / seconds,
@@ -131,7 +127,6 @@ def rollout(
         "scored_per_s": int(lengths.sum()) / seconds,
         "seconds": seconds,
         "mean_episode_steps": float(lengths.mean()),
-        "device_idle": idle,
     }
     code = evaluator.encoding
     evaluator.close()

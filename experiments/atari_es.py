@@ -2,7 +2,7 @@
 
 The first word is a preset; flags change single settings of it:
     python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es
-    python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es --resume --generations 200
+    python experiments/atari_es.py desktop --game Frostbite --run-dir runs/frostbite_es --resume --minutes 120
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 The first word is a preset; flags change single settings of it:
     python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite
-    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --generations 200
+    python experiments/atari_ga.py desktop --game Frostbite --run-dir runs/frostbite --resume --minutes 120
 """
 
 import dataclasses

@@ -6,7 +6,6 @@ Episodes are compared by the emulator's memory. The first word is a preset; flag
 
 import sys
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from flags import Atari, Population, Run, published
 from launch import launch
@@ -16,17 +15,12 @@ import volvox as vx
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Novelty search on an Atari game.
-
-    Attributes:
-      behavior: ram_trajectory: the memory through an episode; final_ram: the memory at its end.
-    """
+    """Novelty search on an Atari game."""
 
     strategy: vx.ES | vx.GA
     validation: vx.Validation = vx.Validation()
     env: Atari = Atari()
     population: Population = Population(network="vbn")
-    behavior: Literal["ram_trajectory", "final_ram"] = "ram_trajectory"
     run: Run = Run(run_dir="runs/atari_novelty", minutes=60)
 
 
@@ -53,10 +47,7 @@ PRESETS["ga-paper"] = (f"{GA}.", published(PAPER, frames=6_000_000_000))
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:
     """Returns the algorithm and its number of generations; raises ValueError for bad settings."""
-    strategy = settings.strategy
-    if settings.behavior == "final_ram" and isinstance(strategy.objective, vx.Novelty):
-        strategy = replace(strategy, objective=replace(strategy.objective, behavior=vx.rollout.Last("ram", 128)))
-    return settings.population.evolve(strategy, settings.env.make(), settings.validation)
+    return settings.population.evolve(settings.strategy, settings.env.make(), settings.validation)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ class Run:
       score_episodes: Episodes for the final score of the result and of random play, on Atari with sticky actions
         (publications have 100 or more). The result is also scored from each no-op start. 0: no score. With evaluations
         the result is the best policy, and the last policy is scored as well.
-      tune: Find the fastest settings on this machine first, by some minutes of trials. machine: settings that hardly
-        change learning; all: the others too. A resumed run keeps its tuned settings.
+      tune: machine: find the fastest groups, threads and micro-batches on this machine first, by some minutes of
+        trials. A resumed run keeps its tuned settings.
     """
 
     run_dir: str
@@ -49,7 +49,7 @@ class Run:
     log: bool = False
     video: bool = True
     score_episodes: int = 0
-    tune: Literal["off", "machine", "all"] = "off"
+    tune: Literal["off", "machine"] = "off"
 
     def __post_init__(self):
         """Checks the flags."""

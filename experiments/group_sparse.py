@@ -190,23 +190,7 @@ def results(settings: Settings) -> dict[str, dict[str, Any]]:
             values["return_minus_dense_interval_95"] = difference
         if dense["return"] > 0:
             values["return_over_dense"] = values["return"] / dense["return"]
-        for name in ("wall_clock_s", "updates_per_s"):
-            values[f"{name[:-2]}_over_dense"] = values[name] / dense[name]
     return found
-
-
-def at_equal_return(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """Compares the average compression of group-sparse training and iterative pruning at 95% of the dense return.
-
-    Takes the speed of iterative pruning that compresses most at that return. Returns None if one of the two is missing.
-    """
-    kept = {way: values for way, values in found.items() if values.get("return_over_dense", 0) >= _EQUAL}
-    iterative = [way for way in kept if way in _ENDS]
-    if "gst" not in kept or not iterative:
-        return None
-    best = max(iterative, key=lambda way: kept[way]["average_compression"])
-    points = 100 * (kept["gst"]["average_compression"] - kept[best]["average_compression"])
-    return {"over": best, "percentage_points": points}
 
 
 def curves(settings: Settings) -> dict[str, dict[str, list[Any]]]:
@@ -308,13 +292,10 @@ def main() -> int:
             print(f"error: {way}: {error}", file=sys.stderr)
             failed.append(way)
     found, over_training = results(settings), curves(settings)
-    gain = at_equal_return(found)
-    write_file(folder / "group_sparse.json", json.dumps({"ways": found, "at_equal_return": gain}, indent=1) + "\n")
+    write_file(folder / "group_sparse.json", json.dumps({"ways": found}, indent=1) + "\n")
     write_file(folder / "curves.json", json.dumps(over_training) + "\n")
     draw(settings, found, over_training).savefig(folder / "group_sparse.png", dpi=100)
     report(found)
-    if gain:
-        print(f"gst stores {gain['percentage_points']:.1f} percentage points less than {gain['over']}, over training")
     return 1 if failed else 0
 
 

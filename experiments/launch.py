@@ -250,7 +250,7 @@ def sweep(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None,
     is_evaluated = getattr(getattr(settings, "learning", None), "evaluate_every", None) is not None
     budget: dict[str, Any] = {"steps": make(settings)[1], "max_frames": flags.frames, "max_timesteps": flags.timesteps}
     found = vx.sweep(
-        partial(_make_trial, make, settings),
+        partial(_make_changed, make, settings),
         space,
         num_trials=given.trials,
         run_dir=flags.run_dir,
@@ -274,69 +274,40 @@ def names(settings: Any) -> set[str]:
     return set().union(own, *parts)
 
 
-def _make_trial(make: Make, settings: Any, changes: dict[str, Any]) -> vx.Algorithm:
-    return make(changed(settings, changes))[0]
-
-
 def _launch(make: Make, settings: Any, sampled: bool) -> int:
     flags: Run = settings.run
     vx.distributed.initialize()  # where SLURM, MPI, Kubernetes or the environment say that there are several processes
-    one = partial(_train, make, settings, sampled)
-    code = in_turn(one, flags.run_dir, seed=flags.seed, seeds=flags.seeds, resume=flags.resume)
-    if flags.seeds is not None and not code:
-        try:
-            print(vx.compare({Path(flags.run_dir).name: flags.run_dir}))
-        except ValueError as error:  # there may be no scores, where no episode has ended
-            print(f"the seeds are not compared: {error}", file=sys.stderr)
-    return code
-
-
-def in_turn(one: Callable[[int, str], int], run_dir: str, *, seed: int, seeds: int | None, resume: bool) -> int:
-    """Runs several seeds one after the other, each in a directory of its own: `seed-0`, `seed-1` and so on.
-
-    A seed that is interrupted ends the series, and with `resume` it goes on there. A seed whose numbers are no longer
-    finite is named, and the others go on.
-
-    Args:
-      one: (seed, its run directory) -> exit code.
-      run_dir: Directory of the series.
-      seed: The first seed.
-      seeds: How many; None: one run in `run_dir` itself.
-      resume: Seeds may have begun, or be complete.
-
-    Returns:
-      The exit code of the seed that was interrupted; 1 if one had numbers that were no longer finite; otherwise 0.
-
-    Raises:
-      FileExistsError: A seed has a run already, without `resume`.
-      ValueError: The directory holds a single run where a series is asked for, or a series where one run is.
-    """
-    folder = run_path(run_dir)
-    if seeds is None:
+    folder = run_path(flags.run_dir)
+    if flags.seeds is None:
         if found := [path.parent.name for path in sorted(folder.glob("seed-*/config.json"))]:
             raise ValueError(
-                f"{run_dir} holds a series of seeds ({', '.join(found)}): give --seeds, or another --run-dir."
+                f"{flags.run_dir} holds a series of seeds ({', '.join(found)}): give --seeds, or another --run-dir."
             )
-        return one(seed, run_dir)
+        return _train(make, settings, sampled, flags.seed, flags.run_dir)
     if (folder / "config.json").exists():
-        raise ValueError(f"{run_dir} holds a single run: leave --seeds out, or give another --run-dir.")
-    places = {seed + i: folder / f"seed-{seed + i}" for i in range(seeds)}
-    if not resume:  # before the first of them begins
+        raise ValueError(f"{flags.run_dir} holds a single run: leave --seeds out, or give another --run-dir.")
+    places = {flags.seed + i: folder / f"seed-{flags.seed + i}" for i in range(flags.seeds)}
+    if not flags.resume:  # before the first of them begins
         for place in places.values():
             for run in (place, *(config.parent for config in place.glob("*/config.json"))):
                 check_unused(run)
     failed = 0
-    for done, (number, place) in enumerate(places.items(), start=1):
-        tell(f"seed {number}, {done} of {seeds}: {place}")
+    for done, (seed, place) in enumerate(places.items(), start=1):
+        tell(f"seed {seed}, {done} of {flags.seeds}: {place}")
         try:
-            code = one(number, str(place))
-        except FloatingPointError as error:
+            code = _train(make, settings, sampled, seed, str(place))
+        except FloatingPointError as error:  # the others go on
             tell(_text(error))
             failed = 1
             continue
         if code:
             tell(f"the series stops in {place}; with --resume it goes on there")
             return code
+    if not failed:
+        try:
+            print(vx.compare({Path(flags.run_dir).name: flags.run_dir}))
+        except ValueError as error:  # there may be no scores, where no episode has ended
+            print(f"the seeds are not compared: {error}", file=sys.stderr)
     return failed
 
 
@@ -431,10 +402,6 @@ def choices(settings: Any) -> dict[str, tuple[Any, ...]]:
         group = max(env.num_envs // max(env.groups, 1), 1)
         divisors = [n for n in range(1, group + 1) if group % n == 0 and n * learner.segment_length <= 512]
         found["micro_batch"] = first(learner.micro_batch, divisors[-4:])
-        if settings.run.tune == "all":
-            count = env.num_envs
-            found["num_envs"] = first(count, (count // 2, 2 * count, 4 * count))
-            found["segment_length"] = first(learner.segment_length, (5, 10, 20))
     return found
 
 
@@ -443,8 +410,8 @@ def first(value: Any, others: Iterable[Any]) -> tuple[Any, ...]:
     return (value, *(other for other in others if other != value))
 
 
-def _make_changed(make: Make, settings: Any, **changes: Any) -> vx.Algorithm:
-    return make(changed(settings, changes))[0]
+def _make_changed(make: Make, settings: Any, of_trial: Mapping[str, Any] | None = None, **changes: Any) -> vx.Algorithm:
+    return make(changed(settings, of_trial or changes))[0]
 
 
 def changed(settings: Any, changes: Mapping[str, Any]) -> Any:

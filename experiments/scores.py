@@ -19,7 +19,7 @@ from volvox.runs.directory import processor, provenance, versions
 
 
 def keep_score(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> None:
-    """Scores a run and writes `score.json`, unless the file has the scores of the same policy.
+    """Scores the result of a run and random play; skipped if `score.json` has the scores of the same policy.
 
     Args:
       run: The run, which has a directory.
@@ -32,15 +32,6 @@ def keep_score(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> None:
     with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is damaged
         if json.loads(path.read_text()).get("of") == of:
             return
-    scores = scores_of(run, episodes, seed=seed, sampled=sampled)
-    values = {name: score_values(score) for name, score in scores.items()} | {"of": of}
-    write_file(path, json.dumps(values, indent=1) + "\n")
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print("\n".join(f"{name}: {score}" for name, score in scores.items()), flush=True)
-
-
-def scores_of(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> dict[str, vx.Score]:
-    """Scores the result and random play by every protocol of the environment; see `keep_score`."""
     env, seed = run.algorithm.env, seed + 1_000_003  # other starts than those of training
     play = partial(vx.play, env, run.algorithm.policy, run.variables(), seed=seed)
     name = "elite" if run.algorithm.genome else "policy"
@@ -52,7 +43,10 @@ def scores_of(run: vx.Run, episodes: int, *, seed: int, sampled: bool) -> dict[s
     if was_evaluated(run):
         scores[f"{name}, last"] = run.evaluate(episodes, which="last", seed=seed)
     scores["random"] = vx.play_randomly(env, num_episodes=episodes, seed=seed)
-    return scores
+    values = {name: score_values(score) for name, score in scores.items()} | {"of": of}
+    write_file(path, json.dumps(values, indent=1) + "\n")
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("\n".join(f"{name}: {score}" for name, score in scores.items()), flush=True)
 
 
 def scored_policy(run: vx.Run, episodes: int) -> dict[str, Any]:

@@ -25,7 +25,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--game", default="Pong")
     parser.add_argument("--size", default="small")
-    parser.add_argument("--first-stride", type=int, default=4)
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--segment-length", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15.0)
@@ -33,7 +32,7 @@ def main() -> None:
     n, length = options.num_envs, options.segment_length
     threads = len(os.sched_getaffinity(0))
     pool = envpool.make(f"{options.game}-v5", env_type="gymnasium", num_envs=n, num_threads=threads, seed=0)
-    net = GA3C(int(pool.action_space.n), size=options.size, first_stride=options.first_stride)
+    net = GA3C(int(pool.action_space.n), size=options.size)
     optimizer = optax.rmsprop(3e-4, decay=0.99, eps=0.1, initial_scale=1.0)
 
     def images(observation):

@@ -25,11 +25,11 @@ SIZES = {"small": ((16, 8), (32, 4)), "large": ((32, 8), (32, 4), (64, 4))}
 class Net(nn.Module):
     """GA3C's network: convolutions with SAME padding, a hidden layer of 256, logits and value."""
 
-    def __init__(self, num_actions: int, size: str, first_stride: int):
+    def __init__(self, num_actions: int, size: str):
         super().__init__()
         channels, side, convolutions, self.padding = 4, 84, [], []
         for i, (features, window) in enumerate(SIZES[size]):
-            stride = first_stride if i == 0 else 2
+            stride = 4 if i == 0 else 2
             convolutions.append(nn.Conv2d(channels, features, window, stride))
             out = -(-side // stride)
             total = max((out - 1) * stride + window - side, 0)
@@ -87,7 +87,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--game", default="Pong")
     parser.add_argument("--size", default="small")
-    parser.add_argument("--first-stride", type=int, default=4)
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--segment-length", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15.0)
@@ -98,14 +97,14 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")  # as JAX multiplies on a GPU
     torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     if options.gradients:
-        net = Net(6, options.size, options.first_stride).to(memory_format=torch.channels_last)
+        net = Net(6, options.size).to(memory_format=torch.channels_last)
         seconds, micro_batch = tuned(net, options.gradients)
         rate = options.gradients / seconds
         print(json.dumps({"gradients_per_s": rate, "micro_batch": micro_batch, "torch": torch.__version__}))
         return
     n, length = options.num_envs, options.segment_length
     pool = envpool.make(f"{options.game}-v5", env_type="gymnasium", num_envs=n, num_threads=threads, seed=0)
-    net = Net(int(pool.action_space.n), options.size, options.first_stride).to(memory_format=torch.channels_last)
+    net = Net(int(pool.action_space.n), options.size).to(memory_format=torch.channels_last)
     optimizer = torch.optim.RMSprop(net.parameters(), lr=3e-4, alpha=0.99, eps=0.1)
     observations = torch.empty((length, n, 4, 84, 84), dtype=torch.uint8)
     actions = torch.empty((length, n), dtype=torch.long)

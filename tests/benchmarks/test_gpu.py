@@ -1,11 +1,9 @@
-"""The script of the GPU's benchmark without a GPU: what it refuses, parts that fail, and the idle share."""
+"""The script of the GPU's benchmark without a GPU: what it refuses, and parts that fail."""
 
 import json
-import time
 
 import gpu
 import jax
-import parts
 import pytest
 
 
@@ -33,12 +31,3 @@ def test_a_part_that_fails_stops_no_other(monkeypatch, tmp_path):
     assert found["silent"]["exit_code"]
     assert "no_such_script" in found["broken"]["output"][-1]
     assert found["good"]["a"] == 1
-
-
-def test_the_idle_share_is_what_nvidia_smi_reports(monkeypatch, tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 75\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    result, idle = parts.with_idle_share(lambda: time.sleep(0.8))
-    assert result is None
-    assert idle == 0.25

@@ -20,7 +20,6 @@ SCRIPTS = {
     "population_rollout": "--population 8 --num-envs 4 --cutoff 20 --network small --noise low-rank --no-memory "
     "--seconds 0.1",
     "ppo": "--seconds 0.1 --turns 1 --preset mujoco --task HalfCheetah-v4 --num-envs 1 --groups 1",
-    "scaling": "",
     "strategies": "--members 8 --params 1000 --generations 1 --side volvox",
     "sweep": "--parts pbt --learners 4 --pbt-timesteps 4096 --seeds 1",
     "timeline": "--num-envs 4 --seconds 0.5",

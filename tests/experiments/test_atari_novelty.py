@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-import volvox as vx
-
 TINY = [
     *("--game", "Pong", "--population-size", "6", "--num-envs", "4", "--num-validation-episodes", "2"),
     *("--max-episode-steps", "12", "--num-neighbors", "3", "--archive-size", "20"),
@@ -23,11 +21,6 @@ def test_a_run_ends_whole(tmp_path, script, rows):
     assert [row["archive_size"] for row in table] == [3, 4]
     with np.load(sorted((run_dir / "log").iterdir())[-1]) as log:
         assert log["behavior"].shape == (6, 3 * 128)
-
-
-def test_the_behaviour_is_a_setting(module, read):
-    algorithm, _ = module.make_algorithm(read(module, ["nsra-es", *TINY, "--behavior", "final_ram"]))
-    assert algorithm.config["strategy"].objective.behavior == vx.rollout.Last("ram", 128)
 
 
 @pytest.mark.parametrize("preset", ["ns-es", "nsr-es", "nsra-es", "ga"])

@@ -42,14 +42,6 @@ def test_committed_intervals_follow_from_the_committed_returns(module):
     assert module.difference_interval([1.0], [0.0, 2.0]) is None
 
 
-def test_iterative_pruning_is_compared_at_its_best_speed(module):
-    """Among the speeds that keep 95% of the dense return."""
-    kept = {"dense": (1.0, 0.0), "iterative-fast": (0.9, 0.7), "iterative-medium": (0.95, 0.5), "gst": (0.96, 0.8)}
-    found = {way: {"return_over_dense": x, "average_compression": y} for way, (x, y) in kept.items()}
-    assert module.at_equal_return(found) == {"over": "iterative-medium", "percentage_points": pytest.approx(30)}
-    assert module.at_equal_return({"gst": found["gst"]}) is None
-
-
 @pytest.mark.slow
 def test_every_way_makes_an_algorithm(module):
     settings = module.settings_of([*TINY, "--task", "Humanoid"])

@@ -1,4 +1,4 @@
-"""The study of lag: one small run, and the committed table."""
+"""The study of lag: one small run."""
 
 import pytest
 
