@@ -22,7 +22,8 @@ PAGES = {
 
 QUICK = ("docs/how-to/learner.md", "docs/how-to/environment.md")
 SMALLER = {
-    "num_trials=24, num_learners=8, max_timesteps=40_000": "num_trials=2, num_learners=2, max_timesteps=4_000",
+    "num_trials=24, num_learners=8": "num_trials=2, num_learners=1, pruner=None",
+    "max_timesteps=40_000": "max_timesteps=4_000",
     "workers=workers": "workers=workers, max_episode_steps=5",
     "vx.networks.DeepGA(env.spec.num_outputs)": 'vx.networks.DeepGA(env.spec.num_outputs, size="small")',
     "vx.A3C(), vx.networks.ActorCritic(6": "vx.A3C(updates_per_iteration=5), vx.networks.ActorCritic(6",
@@ -32,15 +33,17 @@ SMALLER = {
     "population_size=1_000": "population_size=16",
     "steps=100, ": "steps=1, ",
     "steps=1_000, ": "steps=1, ",
-    "vx.TD3()": "vx.TD3(random_timesteps=100, replay_size=2_000, timesteps_per_iteration=500)",
-    "evaluate_every=50_000": "evaluate_every=1_000",
-    "stop_after=600": "max_timesteps=1_000",
+    "steps=200, ": "steps=10, ",
+    "vx.TD3()": "vx.TD3(batch_size=16, random_timesteps=100, replay_size=2_000, timesteps_per_iteration=200)",
+    "evaluate_every=50_000": "evaluate_every=400, num_evaluation_episodes=1",
+    "stop_after=600": "max_timesteps=400",
     "num_episodes=30": "num_episodes=2",
     "vx.PPO(**settings)": "vx.PPO(rounds_per_iteration=2, **settings)",
     "evaluate_every=10_000": "evaluate_every=2_000",
     "max_timesteps=50_000": "max_timesteps=4_000",
     'steps=10, run_dir="runs/b"': 'steps=2, run_dir="runs/b"',
     "seconds=1.0": "seconds=0.1",
+    "vx.PPO(": "vx.PPO(num_epochs=1, ",
 }
 """Sizes of blocks, and smaller ones for tests."""
 

@@ -15,8 +15,8 @@ SMALLER = {
     "anneal_timesteps": {150_000: 11_000, 500_000: 6_000},
     "batch_size": {128: 16},
     "checkpoint_every": {150: 6},
-    "end": {10_000: 1_000},
-    "evaluate_every": {2_500: 600, 10_000: 2_000, 20_000: 4_000, 100_000: 2_500},
+    "end": {10_000: 200},
+    "evaluate_every": {2_500: 200, 10_000: 2_000, 20_000: 4_000, 100_000: 2_500},
     "every": {500: 50},
     "max_episode_steps": {50: 20, 300: 20, 400: 20},
     "max_timesteps": {20_000: 4_000, 60_000: 11_000, 150_000: 11_000, 500_000: 6_000, 800_000: 5_000},
@@ -31,15 +31,18 @@ SMALLER = {
     "random_timesteps": {1_000: 100},
     "seconds": {1: 0.1, 2: 0.1},
     "steps": {3: 1, 8: 1, 9: 2, 15: 1, 20: 1, 25: 1, 150: 6},
-    "timesteps_per_iteration": {1_000: 100},
+    "timesteps_per_iteration": {1_000: 30},
 }
 """Smaller budgets for the test, by argument and value."""
 OTHERS = {
     "DeepGA(frostbite.spec.num_outputs)": "DeepGA(18, size='small')",
     "seed in range(3)": "seed in range(1)",
-    'max_timesteps=4000, run_dir=f"{runs}/{name}", on_step': 'max_timesteps=1_200, run_dir=f"{runs}/{name}", on_step',
+    'max_timesteps=4000, run_dir=f"{runs}/{name}", on_step': 'max_timesteps=400, run_dir=f"{runs}/{name}", on_step',
     'atari("Frostbite", num_envs=4, groups=2)': 'atari("Frostbite", num_envs=4, groups=2, max_episode_steps=99)',
     'for name in ("full", "rank-1")': 'for name in ("rank-1",)',
+    "LowRank(rank=r) for r in (1, 4)}": "LowRank(rank=r) for r in (1,)}",
+    'num_learners=2, run_dir=f"{runs}/sweep"': 'num_learners=1, pruner=None, run_dir=f"{runs}/sweep"',
+    "vx.PPO(": "vx.PPO(num_epochs=1, ",
 }
 BUDGET = re.compile(rf'\b({"|".join(SMALLER)})("?[=:] ?)([\d_]+)')
 

@@ -26,6 +26,9 @@ def changed(change=lambda step: step, **functions):
     return lambda env: env._replace(make=lambda seed, **options: tuple(map(mutate, env.make(seed, **options))))
 
 
+CARTPOLE = vx.envs.cartpole(num_envs=3)
+
+
 def made_by(make):
     return lambda env: env._replace(make=lambda seed, **options: make(env, seed, **options))
 
@@ -53,7 +56,7 @@ VIOLATIONS = {
 
 
 def test_an_environment_of_volvox_passes():
-    check_env(vx.envs.cartpole(num_envs=3))
+    check_env(CARTPOLE)
     check_env(vx.envs.gymnasium("CartPole-v1", num_envs=2))
 
 
@@ -61,7 +64,7 @@ def test_an_environment_of_volvox_passes():
 def test_violations_of_environments_are_found(violation):
     change, message = VIOLATIONS[violation]
     with pytest.raises(AssertionError, match=message):
-        check_env(change(vx.envs.cartpole(num_envs=3)))
+        check_env(change(CARTPOLE))
 
 
 class State(NamedTuple):

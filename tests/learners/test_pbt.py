@@ -54,7 +54,6 @@ def straight(tmp_path_factory):
     algorithm.close()
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_the_straight_run(straight, tmp_path):
     """It was saved and loaded after an exchange."""
     algorithm, options = a3c(), {"progress": False, "loggers": ()}

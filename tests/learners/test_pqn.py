@@ -71,6 +71,7 @@ def test_sparse_networks_learn_values(learned):
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_the_defaults_learn_cartpole():
     """The longest episodes earn 500."""
     env, network = vx.envs.cartpole(num_envs=32), MLP(2, (64, 64), nn.relu, layer_norm=True)

@@ -220,9 +220,8 @@ ENVS = {
 }
 
 
-def laid_out(name, num_envs, groups, *, host=False, part=None, seed=5):
+def evaluated(played, *, part=None, seed=5):
     """The evaluation of the whole population, or of a part of it."""
-    played = Played(ENVS[name](num_envs=num_envs, groups=groups), host=host)
     members = population_of(played.code, N, jnp.array([E, 1, 0, 2] * 3)[:N], priority=jnp.arange(N) % 4.0)
     if part is not None:
         bases, rows = members.bases, members._replace(bases=())
@@ -230,15 +229,16 @@ def laid_out(name, num_envs, groups, *, host=False, part=None, seed=5):
             bases=bases, episodes=jnp.ones(part[0].shape, jnp.int32)
         )
     result, _ = played.evaluate(members, E if part is None else 1, part=part, seed=seed)
-    played.close()
     return jax.tree.map(np.asarray, result)
 
 
 @pytest.mark.parametrize("name", [pytest.param("drawn timesteps", marks=pytest.mark.slow), "an opening"])
 def test_slots_groups_and_forms_change_nothing(name):
-    reference = laid_out(name, 4, 2)
-    for num_envs, groups, host in ((9, 3, False), (2, 1, True)):
-        found = laid_out(name, num_envs, groups, host=host)
+    layouts = ((4, 2, False), (9, 3, False), (2, 1, True))
+    reference, *others = (
+        evaluated(Played(ENVS[name](num_envs=num_envs, groups=groups), host=host)) for num_envs, groups, host in layouts
+    )
+    for found in others:
         # Where environments compute with rounding, the compiler rounds otherwise for another size of a group.
         tolerance = 1e-6 if name == "drawn timesteps" else 0
         jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance), found, reference)
@@ -247,20 +247,24 @@ def test_slots_groups_and_forms_change_nothing(name):
 @pytest.mark.slow
 def test_a_population_may_be_cut_anywhere():
     """Single episodes, in another order and in parts, are those of the whole."""
-    whole = laid_out("drawn timesteps", 6, 2)
+    whole, small = (
+        Played(ENVS["drawn timesteps"](num_envs=num_envs, groups=groups)) for num_envs, groups in ((6, 2), (3, 1))
+    )
+    whole = evaluated(whole)
     member, episode = np.nonzero(whole.valid)
     order = np.random.default_rng(0).permutation(member.size)
     for rows in np.array_split(order, 3):
         part = jnp.asarray(member[rows], jnp.int32), jnp.asarray(episode[rows], jnp.int32)
-        found = laid_out("drawn timesteps", 3, 1, part=part)
+        found = evaluated(small, part=part)
         np.testing.assert_array_equal(found.returns[:, 0], whole.returns[member[rows], episode[rows]])
 
 
 def test_episodes_of_a_member_differ():
-    result = laid_out("drawn timesteps", 4, 1)
+    played = Played(ENVS["drawn timesteps"](num_envs=4, groups=1))
+    result = evaluated(played)
     first = result.returns[np.asarray(result.valid).sum(1) == E]
     assert (np.abs(np.diff(first, axis=1)) > 0).all()
-    assert (laid_out("drawn timesteps", 4, 1, seed=0).returns != result.returns).any()
+    assert (evaluated(played, seed=0).returns != result.returns).any()
 
 
 def generations(num_envs, groups):
