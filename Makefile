@@ -111,7 +111,6 @@ bench: $(VENV)/.installed-dev
 
 gpu-dry-run: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/gpu.py --dry-run --out runs/gpu_dry_run.json
-	$(BIN)/python benchmarks/gpu_report.py runs/gpu_dry_run.json
 
 clean:
 	rm -rf $(VENV) $(NEWEST) .pytest_cache .ruff_cache .import_linter_cache

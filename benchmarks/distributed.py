@@ -72,21 +72,16 @@ def cost(sizes: list[int], slots: int, repeats: int) -> list[dict[str, Any]]:
     return found[1:]
 
 
-def env_and_network(given: argparse.Namespace, divided: int) -> tuple[Any, Any]:
-    """Environment and network of one of several actors, which share the slots."""
-    env = vx.envs.atari(given.game, num_envs=given.slots // divided, groups=2)
-    return env, vx.networks.DeepGA(env.spec.num_outputs, size=given.network)
-
-
 def efficiency(given: argparse.Namespace) -> dict[str, Any]:
     """Plays generations without Ray, on one actor, and on an actor per core, in turns."""
     start_ray(2 * given.cores)  # two evaluators share the cluster; one computes at a time
     one = vx.distributed.ray(num_actors="nodes", num_cpus_per_actor=1)
     several = vx.distributed.ray(num_actors=given.cores)
     kinds = {"no actor": (1, None), "one actor": (1, one), "an actor a core": (given.cores, several)}
-    sides, states, rows = {}, {}, []
+    sides, states = {}, {}
     for name, (divided, workers) in kinds.items():
-        env, network = env_and_network(given, divided)
+        env = vx.envs.atari(given.game, num_envs=given.slots // divided, groups=2)  # actors share the slots
+        network = vx.networks.DeepGA(env.spec.num_outputs, size=given.network)
         sides[name] = vx.evolve(
             vx.GA(population_size=given.members[0]),
             network,
@@ -97,16 +92,14 @@ def efficiency(given: argparse.Namespace) -> dict[str, Any]:
         )
         states[name], _ = sides[name].step(sides[name].init(jax.random.key(0)))  # compiles
         say(f"{name}: ready")
+    rates: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(given.repeats):
-        row = {}
         for name in list(sides)[:: 1 if turn % 2 else -1]:
             states[name], metrics = sides[name].step(states[name])
-            row[name] = metrics["training_timesteps_per_second"]
-        say("  ".join(f"{name}: {rate:.0f} timesteps/s" for name, rate in row.items()))
-        rows.append(row)
+            rates[name].append(metrics["training_timesteps_per_second"])
+        say("  ".join(f"{name}: {values[-1]:.0f} timesteps/s" for name, values in rates.items()))
     for side in sides.values():
         side.close()
-    rates = {name: [row[name] for row in rows] for name in sides}
     ratios = [two / one for one, two in zip(rates["one actor"], rates["an actor a core"], strict=True)]
     to_none = [one / none for one, none in zip(rates["one actor"], rates["no actor"], strict=True)]
     say(f"an actor a core over one actor: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
@@ -137,10 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write it to a file")
     given = parser.parse_args()
     given.members = given.members or {"cost": [1_000, 10_000, 100_000]}.get(given.part, [96])
-    if given.part == "cost":
-        found: Any = cost(given.members, given.slots, given.repeats)
-    else:
-        found = efficiency(given)
+    found: Any = cost(given.members, given.slots, given.repeats) if given.part == "cost" else efficiency(given)
     settings = {name: value for name, value in vars(given).items() if name not in ("json", "out")}
     text = json.dumps({"part": given.part, "results": found, "settings": settings, **machine()})
     if given.json:

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_report.py benchmarks/results/gpu_h100.json
 
-Prints a section for `docs/results/performance.md`. Parts that failed or are absent are named, and their rows are left
-out.
+Prints a section for `docs/results/performance.md`. Failed parts are named. Rows of failed and
+absent parts are left out.
 """
 
 import argparse
@@ -68,11 +68,6 @@ def learners(parts: dict[str, Any]) -> list[tuple[Any, ...]]:
     return rows
 
 
-def variants(spread: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """(description, milliseconds) of the ways of a forward pass that were measured."""
-    return [(text, spread[name]) for name, text in VARIANTS.items() if name in spread]
-
-
 def report(result: dict[str, Any], source: str) -> list[str]:
     """Lines of the section."""
     parts = result["parts"]
@@ -89,7 +84,8 @@ def report(result: dict[str, Any], source: str) -> list[str]:
     if "spread_ms" in (part := parts.get("forward", {})):
         spread = part["spread_ms"]
         head = (f"one timestep of {part['num_networks']:,} {part['size']} networks", "ms", "range")
-        rows = ((text, x["median"], f"{number(x['min'])} to {number(x['max'])}") for text, x in variants(spread))
+        found = [(text, spread[name]) for name, text in VARIANTS.items() if name in spread]
+        rows = ((text, x["median"], f"{number(x['min'])} to {number(x['max'])}") for text, x in found)
         lines += table(head, rows)
     kernels = parts.get("kernels", {})
     head = ("weights of whole networks", "computed in", "ms", "over reading them", "difference")
@@ -98,10 +94,9 @@ def report(result: dict[str, Any], source: str) -> list[str]:
     lines += table(head, ([row.get(key) for key in keys] for row in rows))
     head = ("rows and kernels", "dtype", *(f"{name}, ms" for name in IMPLEMENTATIONS), "best over a copy")
     lines += table(head, map(row_of_kernel, kernels.get("kernels", [])))
-    for name in ("atari_ga",):
-        if rows := parts.get(name, {}).get("rows"):
-            keys = ("seconds", "frames", "frames_per_second", "training_best", "training_mean", "validation_mean")
-            lines += table((name, *keys), ([i, *(row.get(key) for key in keys)] for i, row in enumerate(rows)))
+    if rows := parts.get("atari_ga", {}).get("rows"):
+        keys = ("seconds", "frames", "frames_per_second", "training_best", "training_mean", "validation_mean")
+        lines += table(("atari_ga", *keys), ([i, *(row.get(key) for key in keys)] for i, row in enumerate(rows)))
     return lines
 
 

@@ -35,12 +35,12 @@ def env_steps_per_s(groups: Sequence[EnvGroup], seconds: float = 5.0) -> float:
 
     chunk = traced(Stages(act, lambda carry, memory, constants, g: (carry, memory)), groups)
     state = LoopState(tuple(group.init() for group in groups), jnp.int32(0), jnp.int32(0))
-    more = max(20, 4_000 // (b * len(groups)))  # beats of a call, so that Python's share is small
+    num_beats = max(20, 4_000 // (b * len(groups)))  # of a call, so that Python's share is small
     state, _ = jax.block_until_ready(chunk(state, (), 10))
     began, beats = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        state, _ = jax.block_until_ready(chunk(state, (), more))
-        beats += more
+        state, _ = jax.block_until_ready(chunk(state, (), num_beats))
+        beats += num_beats
     rate = beats * b * len(groups) / (time.perf_counter() - began)
     for group, env in zip(groups, state.envs, strict=True):
         jax.block_until_ready(group.recv(env))  # nothing may be in flight when a pool is dropped
@@ -74,7 +74,7 @@ def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, 
 def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
     """Timesteps per second of acting alone: forward passes and samples, inside one compiled loop."""
     b = env.num_envs // env.num_groups
-    count = max(20, 4_000 // b)  # timesteps of a call, so that Python's share is small
+    num_timesteps = max(20, 4_000 // b)  # of a call, so that Python's share is small
     params = policy.init(jax.random.key(0))
     seen = jnp.zeros((b, *env.spec.observation_shape), env.spec.observation_dtype)
 
@@ -86,9 +86,9 @@ def inference_steps_per_s(policy: Policy, env: Env, seconds: float) -> float:
             return policy.sample(jax.random.fold_in(jax.random.key(0), i), output)
 
         action = jnp.int32 if env.spec.num_actions is not None else jnp.float32
-        return jax.lax.fori_loop(0, count, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
+        return jax.lax.fori_loop(0, num_timesteps, body, jnp.zeros((b, *(env.spec.action_shape or ())), action))
 
-    return count * b * repeatedly(lambda: play(params, seen), seconds)
+    return num_timesteps * b * repeatedly(lambda: play(params, seen), seconds)
 
 
 def run_peer(name: str, flags: Mapping[str, Any], python: str = sys.executable, **environment: str) -> dict[str, Any]:

@@ -250,7 +250,7 @@ def sweep(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None,
     is_evaluated = getattr(getattr(settings, "learning", None), "evaluate_every", None) is not None
     budget: dict[str, Any] = {"steps": make(settings)[1], "max_frames": flags.frames, "max_timesteps": flags.timesteps}
     found = vx.sweep(
-        partial(_make_changed, make, settings),
+        partial(_make_trial, make, settings),
         space,
         num_trials=given.trials,
         run_dir=flags.run_dir,
@@ -410,8 +410,12 @@ def first(value: Any, others: Iterable[Any]) -> tuple[Any, ...]:
     return (value, *(other for other in others if other != value))
 
 
-def _make_changed(make: Make, settings: Any, of_trial: Mapping[str, Any] | None = None, **changes: Any) -> vx.Algorithm:
-    return make(changed(settings, of_trial or changes))[0]
+def _make_trial(make: Make, settings: Any, changes: Mapping[str, Any]) -> vx.Algorithm:
+    return make(changed(settings, changes))[0]
+
+
+def _make_changed(make: Make, settings: Any, **changes: Any) -> vx.Algorithm:
+    return _make_trial(make, settings, changes)
 
 
 def changed(settings: Any, changes: Mapping[str, Any]) -> Any:

@@ -26,7 +26,6 @@ SMALLER = {
     "max_timesteps=40_000": "max_timesteps=4_000",
     "workers=workers": "workers=workers, max_episode_steps=5",
     "vx.networks.DeepGA(env.spec.num_outputs)": 'vx.networks.DeepGA(env.spec.num_outputs, size="small")',
-    "vx.A3C(), vx.networks.ActorCritic(6": "vx.A3C(updates_per_iteration=5), vx.networks.ActorCritic(6",
     "evaluate_every=20_000": "evaluate_every=2_000",
     "sweep.again(3)": "sweep.again(1)",
     "num_envs=64": "num_envs=4",

@@ -12,6 +12,8 @@ import pytest
 import volvox as vx
 from volvox.testing import check_env, check_strategy
 
+CARTPOLE = vx.envs.cartpole(num_envs=3)
+
 
 def changed(change=lambda step: step, **functions):
     """Returns a change of an environment: of its time steps, or of functions of its groups."""
@@ -24,9 +26,6 @@ def changed(change=lambda step: step, **functions):
         return group._replace(recv=recv, **{name: make(group) for name, make in functions.items()})
 
     return lambda env: env._replace(make=lambda seed, **options: tuple(map(mutate, env.make(seed, **options))))
-
-
-CARTPOLE = vx.envs.cartpole(num_envs=3)
 
 
 def made_by(make):

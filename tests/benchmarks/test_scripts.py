@@ -10,6 +10,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = {
     "actor_critic": "--num-envs 4 --seconds 0.1",
     "circulant": "--width 64 --blocks 8 --batches 1 --population 2 --repeats 2",
+    "first_row": "--configurations 2",
     "gradients": "--batch 8 --micro-batch 4 --repeats 2",
     "gymnasium_loop": "--timesteps 2000 --variants stepping workers0",
     "jax_envs": "--suite cartpole --num-envs 8 --segment-length 8 --seconds 0.1 --turns 1",

@@ -181,11 +181,10 @@ def test_runs_and_resumes_under_the_flags_of_jax(strategy):
     """With 64 bits and with errors for NaN, as JAX_ENABLE_X64=1 and JAX_DEBUG_NANS=1 make them."""
     validation = Validation(num_validation_episodes=1, num_test_episodes=1)  # without standard errors
     with jax.enable_x64(True), jax.debug_nans(True):
-        algorithm = make(strategy=strategy, validation=validation)
-        state, _ = algorithm.step(algorithm.init(0))
-        saved = algorithm.save(state)
-        expected, row = algorithm.step(state)
-        found, again = algorithm.step(algorithm.restore(saved))
+        straight, resumed = (make(strategy=strategy, validation=validation) for _ in range(2))
+        state, _ = straight.step(straight.init(0))
+        expected, row = straight.step(state)
+        found, again = resumed.step(resumed.restore(straight.save(state)))
         jax.tree.map(np.testing.assert_array_equal, (found.strategy, found.bases), (expected.strategy, expected.bases))
         assert row["training_mean"] == again["training_mean"]
 

@@ -24,7 +24,7 @@ CASES = {
             vx.PPO(
                 **PPO, learning_rate=rate, clip=clip, kl_stop=limit, anneal_timesteps=200, normalize_observations=True
             )
-            for rate, clip, limit in [(1e-3, 0.1, 1e-4), (1e-2, 0.2, 1.0), (1e-3, 0.1, 1.0)]
+            for rate, clip, limit in [(1e-3, 0.1, 1e-9), (1e-2, 0.2, 1.0), (1e-3, 0.1, 1.0)]
         ],
         CategoricalMLP(2, (8,)),
         CARTPOLE,
@@ -89,6 +89,8 @@ def test_learners_of_one_program_are_those_of_separate_runs(name, trained):
         jax.tree.map(close, algorithm.learners[i](state), alone.variables(own))
         assert int(state.learning.update[i]) == int(own.learning.update) > 0
         separate.append(own_row)
+    if name == "ppo":  # the first stops its epochs early
+        assert state.learning.update[0] < state.learning.update[2]
     rates = {name for name in row if "per_second" in name}
     for metric in separate[0].keys() - rates - {"update", "frames", "timesteps", "episodes"}:
         each = [one[metric] for one in separate]

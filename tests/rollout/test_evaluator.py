@@ -235,9 +235,8 @@ def evaluated(played, *, part=None, seed=5):
 @pytest.mark.parametrize("name", [pytest.param("drawn timesteps", marks=pytest.mark.slow), "an opening"])
 def test_slots_groups_and_forms_change_nothing(name):
     layouts = ((4, 2, False), (9, 3, False), (2, 1, True))
-    reference, *others = (
-        evaluated(Played(ENVS[name](num_envs=num_envs, groups=groups), host=host)) for num_envs, groups, host in layouts
-    )
+    all_played = [Played(ENVS[name](num_envs=num_envs, groups=groups), host=host) for num_envs, groups, host in layouts]
+    reference, *others = map(evaluated, all_played)
     for found in others:
         # Where environments compute with rounding, the compiler rounds otherwise for another size of a group.
         tolerance = 1e-6 if name == "drawn timesteps" else 0
@@ -247,10 +246,8 @@ def test_slots_groups_and_forms_change_nothing(name):
 @pytest.mark.slow
 def test_a_population_may_be_cut_anywhere():
     """Single episodes, in another order and in parts, are those of the whole."""
-    whole, small = (
-        Played(ENVS["drawn timesteps"](num_envs=num_envs, groups=groups)) for num_envs, groups in ((6, 2), (3, 1))
-    )
-    whole = evaluated(whole)
+    whole = evaluated(Played(ENVS["drawn timesteps"](num_envs=6, groups=2)))
+    small = Played(ENVS["drawn timesteps"](num_envs=3, groups=1))
     member, episode = np.nonzero(whole.valid)
     order = np.random.default_rng(0).permutation(member.size)
     for rows in np.array_split(order, 3):

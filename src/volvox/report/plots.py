@@ -39,7 +39,7 @@ def learning_curve(
     title: str = "",
     random: float | None = None,
 ) -> "Figure":
-    """Draws scores against emulator frames and against wall-clock time, and other metrics that vary.
+    """Draws scores against frames and against wall-clock time, and other metrics that vary.
 
         vx.report.learning_curve(vx.report.read_metrics("runs/pong/metrics.jsonl"), "curve.png", title="Pong")
         vx.report.learning_curve(run.metrics, random=-20.7).savefig("curve.svg")
