@@ -42,7 +42,7 @@ desktop = replace(vx.GA(), objective=vx.Novelty(behavior=RAM, num_archived=2))
 PRESETS["ga"] = (f"{GA}; an hour on two cores.", Settings(strategy=desktop, population=LARGE))
 paper = replace(vx.GA.paper(), population_size=5_000, objective=vx.Novelty(**WHOLE, num_archived=50))
 PAPER = Settings(strategy=paper, validation=vx.Validation.paper(), population=LARGE)
-PRESETS["ga-paper"] = (f"{GA}.", published(PAPER, frames=6_000_000_000))
+PRESETS["ga-paper"] = (f"{GA}; at the published size.", published(PAPER, frames=6_000_000_000))
 
 
 def make_algorithm(settings: Settings) -> tuple[vx.Algorithm, int | None]:

@@ -132,7 +132,7 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words or (words[0].startswith("-") and not words[0].startswith(("-h", "--help", "--tyro"))):
-        words = ["desktop" if "desktop" in presets else next(iter(presets)), *words]
+        words = [_default(presets), *words]
     if words[0] not in presets and not words[0].startswith("-"):
         print(f"error: {words[0]!r} is not a preset: choose from {', '.join(presets)}", file=sys.stderr)
         raise SystemExit(2)
@@ -147,6 +147,10 @@ def read(presets: Mapping[str, tuple[str, Any]], about: str | None, arguments: l
     given = [name for name in ("frames", "timesteps") if f"--{name}" in flags and getattr(run, name) is not None]
     replaced = {"frames": "timesteps", "timesteps": "frames"}[given[0]] if len(given) == 1 else None
     return settings if replaced is None else changed(settings, {replaced: None})
+
+
+def _default(presets: Mapping[str, Any]) -> str:
+    return "desktop" if "desktop" in presets else next(iter(presets))
 
 
 def exit_code(main: Callable[[], int]) -> int:
@@ -227,13 +231,17 @@ def launch(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None
     """
     if sys.argv[1:2] == ["sweep"]:
         return exit_code(lambda: sweep(make, presets, about, sys.argv[2:]))
-    text = f"{(about or '').rstrip()}\n\nWith `sweep` as the first word it searches for settings: see `sweep --help`."
+    default = _default(presets)
+    text = f"{(about or '').rstrip()}\n\n`{default} --help` lists the flags; without a preset it is {default}. "
+    text += "With `sweep` as the first word it searches for settings: see `sweep --help`."
     return exit_code(lambda: _launch(make, read(presets, text), sampled))
 
 
 def sweep(make: Make, presets: Mapping[str, tuple[str, Any]], about: str | None, words: list[str]) -> int:
     """Searches for settings; `words` are a preset, flags of `Sweep`, and flags of the script. Returns the exit code."""
-    given, others = tyro.cli(Sweep, args=words, return_unknown_args=True, description=about)
+    text = f"{(about or '').rstrip()}\n\nWords: sweep, a preset, flags of the sweep, and flags of the preset, such as "
+    text += "--run-dir and a budget (and --minutes None where the preset has minutes)."
+    given, others = tyro.cli(Sweep, args=words, return_unknown_args=True, description=text)
     space, settings = given.ranges(), read(presets, about, others)
     if unknown := [name for name in space if name not in names(settings)]:
         raise ValueError(

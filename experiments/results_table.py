@@ -6,6 +6,7 @@ It reads `results/**/run.json`, which describe runs and the place of their score
 and `published.csv`. `study.py` runs the list and writes `run.json`.
 """
 
+import argparse
 import ast
 import csv
 import json
@@ -26,8 +27,8 @@ not edit it. [docs/results/index.md](../docs/results/index.md) draws the conclus
 
 ## Scripts
 
-`--help` documents presets and flags of each. `study.py` runs the list of runs that are not done yet. `benchmark.py`
-compares learning with references ([results](results/benchmark/small.md)).
+`--help` documents each, and `atari_ga.py desktop --help` the flags of a preset. `study.py` runs the list of runs that
+are not done yet. `benchmark.py` compares learning with references ([results](results/benchmark/small.md)).
 
 {scripts}
 
@@ -322,4 +323,5 @@ def table(columns: Iterable[str], rows: Iterable[dict[str, str]]) -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     write_file(README, page())
