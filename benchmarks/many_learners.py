@@ -5,8 +5,8 @@
 
 - ppo: learners with two layers of 64 on pure-JAX CartPole, 51,200 timesteps each. Runs in turn compile one after the
   other here, as runs in processes of their own do; within one process they share the program.
-- td3: learners with two layers of 256 on HalfCheetah of envpool, one update for each timestep. The matmuls
-  of updates alone, of one learner after the other, are measured too (`td3.py`).
+- td3: learners with two layers of 256 on HalfCheetah of envpool, one update for each timestep. The matmuls of
+  updates alone, of one learner after the other, are measured too (`td3.py`).
 - a3c: learners with 16 environments each on Pong of envpool against one learner with the environments of all. The
   parts of both are timed by `vx.profile`.
 - rejax: rejax's PPO by vmap with the same settings, in the Python given.
